@@ -1,0 +1,1 @@
+"""The token egress layer spoken over ringbuf."""

@@ -1,0 +1,1 @@
+"""A lock-free single-producer ring in POSIX shared memory."""
