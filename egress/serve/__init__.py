@@ -1,0 +1,1 @@
+"""Processes: the only floor with clocks, sockets and signals."""
