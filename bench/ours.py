@@ -1,0 +1,107 @@
+"""ringbuf as a transport of the benchmarks: one call per frame, batched, and read as views."""
+
+from __future__ import annotations
+
+import time
+
+import ringbuf
+
+MODES = {"one", "many", "view"}
+FIRST = "producer"
+BATCH = 64
+CAPACITY = 1 << 20
+
+
+def capacity_for(size: int) -> int:
+    """Room for at least 8 frames of this size."""
+    capacity = CAPACITY
+    while capacity < 8 * size:
+        capacity *= 2
+    return capacity
+
+
+class Producer:
+    def __init__(self, name: str, size: int, mode: str) -> None:
+        self.mode = mode
+        self.ring = ringbuf.create(name, capacity=capacity_for(size), slots=8)
+
+    def run(self, payloads: list[bytes], count: int, check: bool) -> None:
+        if self.mode == "many":
+            self._run_many(payloads, count)
+            return
+        try_write, done, n = self.ring.try_write, 0, len(payloads)
+        while done < count:
+            for payload in payloads[: min(n, count - done)]:
+                while not try_write(1, payload):
+                    pass
+            done += n
+
+    def _run_many(self, payloads: list[bytes], count: int) -> None:
+        write_many, done, n = self.ring.write_many, 0, len(payloads)
+        frames = [(1, payloads[i % n]) for i in range(n * BATCH)]
+        batches = [frames[i : i + BATCH] for i in range(0, len(frames), BATCH)]
+        while done < count:
+            for batch in batches:
+                rest = batch[: count - done]
+                done += len(rest)
+                while rest:
+                    written = write_many(rest)
+                    if written == len(rest):
+                        break
+                    rest = rest[written:]
+                if done >= count:
+                    break
+
+    def close(self) -> None:
+        self.ring.close()
+
+
+class Consumer:
+    def __init__(self, name: str, size: int, mode: str) -> None:
+        self.mode = mode
+        self.ring = ringbuf.attach(name, start="oldest", timeout=10)
+
+    def run(self, payloads: list[bytes], count: int, check: bool) -> float:
+        if check:
+            return self._check(payloads, count)
+        if self.mode == "many":
+            return self._run_many(count)
+        try_read, got = self.ring.try_read, 1
+        while try_read() is None:
+            pass
+        started = time.perf_counter()
+        if self.mode == "one":
+            while got < count:
+                if try_read() is not None:
+                    got += 1
+        else:
+            while got < count:
+                if (frame := try_read()) is not None:
+                    view = frame.payload
+                    view[0], view[-1]
+                    del view
+                    frame.release()
+                    got += 1
+        return time.perf_counter() - started
+
+    def _run_many(self, count: int) -> float:
+        read_many, got = self.ring.read_many, 0
+        while not (frames := read_many(BATCH)):
+            pass
+        started = time.perf_counter()
+        got = len(frames)
+        while got < count:
+            got += len(read_many(BATCH))
+        return time.perf_counter() - started
+
+    def _check(self, payloads: list[bytes], count: int) -> float:
+        started = time.perf_counter()
+        for i in range(count):
+            frame = self.ring.read(timeout=10)
+            if frame.tag != 1 or frame.payload != payloads[i % len(payloads)]:
+                raise SystemExit(f"frame {i} is not what was written")
+            del frame
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self.ring.close()

@@ -1,0 +1,39 @@
+"""One end of a measured pair: `python -m bench.peer MODULE ROLE JSON`, started by bench.harness."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+
+from bench.harness import payloads_for, pin
+
+
+def main() -> None:
+    module, role, raw = sys.argv[1:4]
+    args = json.loads(raw)
+    pin(args["core"])
+    transport = importlib.import_module(module)
+    kind = "Producer" if role == "producer" else "Consumer"
+    peer = getattr(transport, kind)(args["name"], args["size"], args["mode"])
+    payloads = payloads_for(args["size"])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started = time.perf_counter()
+    elapsed = peer.run(payloads, args["count"], args["check"])
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    answer = {
+        f"{role}_s": elapsed if elapsed is not None else time.perf_counter() - started,
+        f"{role}_cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    }
+    print(json.dumps(answer), flush=True)
+    if role == "producer":
+        sys.stdin.readline()  # the harness closes it once the other side is through
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()
