@@ -17,7 +17,12 @@ def main() -> None:
     pin(args["core"])
     transport = importlib.import_module(module)
     kind = "Producer" if role == "producer" else "Consumer"
-    peer = getattr(transport, kind)(args["name"], args["size"], args["mode"])
+    extra = {}
+    if "readers" in args and module.endswith(
+        "vllm_queue"
+    ):  # the only one that must know its readers beforehand
+        extra = {"readers": args["readers"]} | ({} if role == "producer" else {"reader": int(role[-1])})
+    peer = getattr(transport, kind)(args["name"], args["size"], args["mode"], **extra)
     payloads = payloads_for(args["size"])
     print("ready", flush=True)
     sys.stdin.readline()
