@@ -1,0 +1,48 @@
+"""Run every benchmark program one after the other, then render the report: `python -m bench.all [--smoke]`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+from bench import harness
+
+PROGRAMS = (
+    "ring_one_to_one_throughput",
+    "ring_one_to_many_throughput",
+    "ring_ping_pong_latency",
+    "ring_asyncio_wakeup",
+    "ring_scaling",
+    "batch_codec",
+    "admission_cost",
+    "request_cost",
+    "sinks",
+    "detok_step",
+    "engine_step",
+    "pipeline_end_to_end",
+    "http_events",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="tiny counts: does everything run")
+    parser.add_argument("--only", default="", help="comma-separated programs")
+    args = parser.parse_args()
+    chosen = args.only.split(",") if args.only else PROGRAMS
+    failed = []
+    for program in chosen:
+        print(f"\n== {program}", flush=True)
+        command = [sys.executable, "-m", f"bench.{program}", *(["--smoke"] if args.smoke else [])]
+        if subprocess.run(command, cwd=harness.ROOT, check=False).returncode:
+            failed.append(program)
+    report = subprocess.run([sys.executable, "-m", "bench.report"], cwd=harness.ROOT, check=False)
+    if failed or report.returncode:
+        print(f"failed: {', '.join(failed) or 'report'}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
