@@ -1,0 +1,217 @@
+"""Writing a BATCH: columns of Python values or arrays into the buffers of one gathered write.
+
+Everything is checked before the first buffer is handed out, so a refused step leaves nothing behind. What is
+written is what SGLang's scheduler writes for the same step: four columns when no family is active, else
+sixteen, and ours behind them only as far as they are used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+import msgspec
+
+from egress.errors import EncodeError
+from egress.wire.columns import FAMILIES, U32_MAX, WIDTH, Header
+from egress.wire.family import encode_family
+from egress.wire.finish_reason import FinishReason, is_plain
+from egress.wire.pack import pack_i32, to_u32
+
+__all__ = ["OptionalColumns", "encode_batch", "frame_batch"]
+
+_Buffer: TypeAlias = bytes | bytearray | memoryview
+_Cells: TypeAlias = Sequence[Any] | None
+
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_header_len = struct.Struct("<I")
+
+_NAMES = Header.__struct_fields__
+_CORE_COLUMNS = 4
+_SGLANG_COLUMNS = 16
+
+
+class OptionalColumns(TypedDict, total=False):
+    """What a BATCH may carry besides its core; see encode_batch."""
+
+    out_lp_val: _Cells
+    out_lp_idx: _Cells
+    in_lp_val: _Cells
+    in_lp_idx: _Cells
+    out_top_val: _Cells
+    out_top_idx: _Cells
+    in_top_val: _Cells
+    in_top_idx: _Cells
+    out_tid_val: _Cells
+    out_tid_idx: _Cells
+    in_tid_val: _Cells
+    in_tid_idx: _Cells
+    hidden: _Cells
+    texts: Sequence[str] | None
+    completion_tokens: Sequence[int] | None
+    out_lp_txt: _Cells
+    in_lp_txt: _Cells
+    out_top_txt: _Cells
+    in_top_txt: _Cells
+    out_tid_txt: _Cells
+    in_tid_txt: _Cells
+
+
+_OPTIONAL = frozenset(OptionalColumns.__annotations__)
+
+
+def encode_batch(
+    rids: Sequence[str],
+    finish_reasons: Sequence[FinishReason | Mapping[str, Any] | None],
+    prompt_tokens: Sequence[int],
+    token_ids: Sequence[Any],
+    **optional: Unpack[OptionalColumns],
+) -> list[_Buffer]:
+    """Make the body of a BATCH frame, as buffers to be written one behind the other.
+
+    Every argument has one entry per request; an optional one may also be empty or None (it is then left out).
+
+    Args:
+        rids: the requests; order and duplicates are kept.
+        finish_reasons: None while a request goes on, else a FinishReason or its map.
+        prompt_tokens: tokens, 0 to 2**32 - 1.
+        token_ids: per request a sequence of int32 values or a one-dimensional int32 array.
+        out_lp_val, in_lp_val: per request a sequence of floats or None; the first value of an in_lp_val entry
+            may be None, written as NaN. Their `_idx`: as many token ids.
+        out_top_val, in_top_val, out_tid_val, in_tid_val: per request, per position, a sequence of floats or
+            None (None: no data at that position; None for a request: no positions). Their `_idx`: token ids
+            in the same shape.
+        hidden: per request a sequence of rows, or None; a row is a number, a sequence, or nested sequences,
+            which are flattened. A float32 array of shape (positions, ...) is taken as it is.
+        texts: the text decoded from this step's ids.
+        completion_tokens: ids produced in this step, before any were trimmed.
+        out_lp_txt, ...: per request a string for each id of the family, nested like its ids or flat.
+
+    Returns:
+        The length and the header in the first buffer, then the data columns that are not empty; len() of each
+        is its bytes. `data_offset` says where the data begin, which is what a ring's writer aligns.
+
+    Raises:
+        EncodeError: a column of another length, counts of values and ids that differ, a value that does not
+            fit its type (named with column, request, value and limits), a string UTF-8 cannot carry, a header
+            of 2**32 bytes or more.
+
+    Cost: one pass in C over each column; arrays of the column's own type are joined, not converted.
+
+    >>> b"".join(encode_batch(["a"], [None], [3], [[7, 8]])).hex(" ", 4)
+    '0a000000 9491a161 91c09103 91020700 00000800 0000'
+    """
+    n = len(rids)
+    for name, column in (
+        ("finish_reasons", finish_reasons),
+        ("prompt_tokens", prompt_tokens),
+        ("token_ids", token_ids),
+    ):
+        if len(column) != n:
+            raise EncodeError(f"{name}: {len(column)} entries for {n} requests")
+    header: dict[str, Sequence[Any]] = {
+        "rids": _check_strings("rids", rids),
+        "finish_reasons": _reasons_to_wire(finish_reasons),
+        "prompt_tokens": to_u32("prompt_tokens", prompt_tokens),
+    }
+    lens, packed = pack_i32("token_ids", token_ids, lambda: range(n))
+    header["tok_lens"] = lens
+    data: list[_Buffer] = [packed]
+    arity = _CORE_COLUMNS
+    if optional:
+        data += _encode_optional(optional, header, n)
+        for name in header:
+            position = _NAMES.index(name) + 1
+            arity = max(arity, _SGLANG_COLUMNS if _CORE_COLUMNS < position <= _SGLANG_COLUMNS else position)
+    return [_encode_header(header, arity), *filter(len, data)]
+
+
+def frame_batch(header_bytes: _Buffer, columns: Sequence[_Buffer]) -> list[_Buffer]:
+    """Frame a header that is msgpack already, and data columns that are packed already.
+
+    Neither is looked into. The body is the same however the data are divided into buffers.
+
+    Raises:
+        EncodeError: the header has 2**32 bytes or more.
+    """
+    size = len(header_bytes)
+    if size > U32_MAX:
+        raise EncodeError(f"header: {size} bytes, the limit is {U32_MAX}")
+    return [_header_len.pack(size) + bytes(header_bytes), *columns]
+
+
+def _encode_optional(optional: OptionalColumns, header: dict[str, Sequence[Any]], n: int) -> list[_Buffer]:
+    """Add the active optional columns to the header and give their data columns, in order."""
+    active: dict[str, Sequence[Any]] = {}
+    for name, column in optional.items():
+        if name not in _OPTIONAL:
+            raise TypeError(f"encode_batch() got an unexpected keyword argument {name!r}")
+        if column is None or not len(column):  # type: ignore[arg-type]  # items() of a TypedDict are objects
+            continue
+        if len(column) != n:  # type: ignore[arg-type]
+            raise EncodeError(f"{name}: {len(column)} entries, neither 0 nor {n}")  # type: ignore[arg-type]
+        active[name] = column  # type: ignore[assignment]
+    data: list[_Buffer] = []
+    for family in FAMILIES:
+        data += encode_family(family, active, header)
+    if "texts" in active:
+        header["texts"] = _check_strings("texts", active["texts"])
+    if "completion_tokens" in active:
+        header["completion_tokens"] = to_u32("completion_tokens", active["completion_tokens"])
+    return data
+
+
+def _encode_header(header: dict[str, Sequence[Any]], arity: int) -> bytearray:
+    """Make the first buffer: the length, and `arity` columns behind it."""
+    buffer = bytearray(WIDTH)
+    try:
+        _encode_into([header.get(name, ()) for name in _NAMES[:arity]], buffer, WIDTH)
+    except UnicodeEncodeError:
+        raise _lone_surrogate(header) from None
+    except OverflowError as error:
+        # Every other integer of the header was bounded before.
+        raise EncodeError(f"finish_reasons: {error}") from None
+    size = len(buffer) - WIDTH
+    if size > U32_MAX:
+        raise EncodeError(f"header: {size} bytes, the limit is {U32_MAX}")
+    _header_len.pack_into(buffer, 0, size)
+    return buffer
+
+
+def _reasons_to_wire(reasons: Sequence[Any]) -> Sequence[dict[str, Any] | None]:
+    """Turn reasons into maps; most are None already."""
+    if type(reasons) is list and reasons.count(None) == len(reasons):
+        return reasons
+    wires: list[dict[str, Any] | None] = []
+    for request, reason in enumerate(reasons):
+        wire = reason.to_wire() if isinstance(reason, FinishReason) else reason
+        if wire is not None:
+            wire = dict(wire) if isinstance(wire, Mapping) else wire
+            if type(wire) is not dict or not is_plain(wire):
+                raise EncodeError(f"finish_reasons: request {request}: {reason!r} is no map of plain data")
+        wires.append(wire)
+    return wires
+
+
+def _check_strings(name: str, values: Sequence[str]) -> list[str]:
+    """Check that all are strings, without looking at each in bytecode."""
+    column = values if type(values) is list else list(values)
+    try:
+        "".join(column)
+    except TypeError:
+        request, value = next((i, v) for i, v in enumerate(column) if not isinstance(v, str))
+        raise EncodeError(f"{name}: request {request}: {value!r} is no string") from None
+    return column
+
+
+def _lone_surrogate(header: dict[str, Sequence[Any]]) -> EncodeError:
+    """Make the error that names the first string UTF-8 cannot carry."""
+    for name, column in header.items():
+        for place, value in enumerate(column):
+            try:
+                msgspec.msgpack.encode(value)
+            except UnicodeEncodeError as error:
+                kind = "request" if len(column) == len(header["rids"]) else "entry"
+                return EncodeError(f"{name}: {kind} {place}: lone surrogate in {error.object!r}")
+    raise AssertionError("a header with a lone surrogate has it in some column")

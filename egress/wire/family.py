@@ -1,0 +1,204 @@
+"""One family of a BATCH, both ways.
+
+Reading: a family keeps running sums of its counts, so that the part of any request is a slice; slices are
+    made for
+the requests that are asked for, and no data byte is read. Writing: the cells of all requests are laid behind
+each other, after their counts were found equal on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any, NoReturn, TypeAlias
+
+import msgspec
+import numpy as np
+
+from egress.errors import EncodeError
+from egress.wire.columns import F32Array, Family, Header, I32Array, take_f32, take_i32
+from egress.wire.pack import pack_f32, pack_i32
+
+__all__ = ["FamilyColumns", "encode_family", "take_family"]
+
+_Buffer: TypeAlias = bytes | memoryview
+
+
+class FamilyColumns(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The columns of one family of a frame, for all its requests.
+
+    Args:
+        name: prefix of the names in ChunkExtras.
+        lens: entries per request: elements, or positions of a ragged family.
+        bounds: running sums of lens, from 0; one more than there are requests.
+        widths: elements per position, or None for a flat family.
+        element_bounds: running sums of widths, from 0; empty for a flat family.
+        texts: a string per element, or empty.
+    """
+
+    name: str
+    lens: Sequence[int]
+    bounds: list[int]
+    widths: Sequence[int] | None
+    element_bounds: list[int]
+    val: F32Array
+    idx: I32Array | None
+    texts: Sequence[str]
+
+    def columns_of(self, members: Sequence[int]) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Give each field of ChunkExtras this family fills, with its parts for the requests `members`."""
+        starts = [self.bounds[i] for i in members]
+        ends = [self.bounds[i + 1] for i in members]
+        if self.widths is not None:
+            yield f"{self.name}_lens", map(self.widths.__getitem__, map(slice, starts, ends))
+            starts = [self.element_bounds[start] for start in starts]
+            ends = [self.element_bounds[end] for end in ends]
+        parts = list(map(slice, starts, ends))
+        yield f"{self.name}_val", map(self.val.__getitem__, parts)
+        if self.idx is not None:
+            yield f"{self.name}_idx", map(self.idx.__getitem__, parts)
+        if self.texts:
+            yield f"{self.name}_txt", map(self.texts.__getitem__, parts)
+
+
+def take_family(
+    family: Family, header: Header, data: memoryview, offset: int, count: int
+) -> tuple[FamilyColumns, int]:
+    """Take the columns of a family whose counts were checked.
+
+    Args:
+        count: elements of its val column.
+        offset: where its val column begins, in bytes of data.
+
+    Returns:
+        The columns, and the offset behind them.
+    """
+    lens: Sequence[int] = getattr(header, family.lens)
+    widths: Sequence[int] | None = None if family.widths is None else getattr(header, family.widths)
+    val, offset = take_f32(data, offset, count)
+    idx = None
+    if family.has_idx:
+        idx, offset = take_i32(data, offset, count)
+    columns = FamilyColumns(
+        family.name,
+        lens,
+        list(accumulate(lens, initial=0)),
+        widths,
+        [] if widths is None else list(accumulate(widths, initial=0)),
+        val,
+        idx,
+        () if family.texts is None else getattr(header, family.texts),
+    )
+    return columns, offset
+
+
+def encode_family(
+    family: Family, active: Mapping[str, Sequence[Any]], header: dict[str, Sequence[Any]]
+) -> list[_Buffer]:
+    """Add a family's counts and texts to the header, when it is active, and give its data columns.
+
+    Args:
+        active: the outer columns that are not empty, by their names as arguments of encode_batch.
+
+    Raises:
+        EncodeError: see encode_batch.
+    """
+    val_name = f"{family.name}_val" if family.has_idx else family.name
+    idx_name = f"{family.name}_idx"
+    txt_name = f"{family.name}_txt"
+    if val_name not in active:
+        for name in (idx_name, txt_name):
+            if name in active:
+                raise EncodeError(f"{name}: given without {val_name}")
+        return []
+    n = len(active[val_name])
+    vals = active[val_name]
+    idxs = active.get(idx_name, [None] * n)
+    if family.widths is None:
+        lens, packed = pack_f32(val_name, _flat_cells(vals, family.name == "in_lp"), lambda: range(n))
+        idx_lens, idx_packed = pack_i32(idx_name, _flat_cells(idxs, False), lambda: range(n))
+        per_request = lens
+    else:
+        rows = [_rows(family, cell) for cell in vals]
+        lens = list(map(len, rows))
+        widths, packed = pack_f32(val_name, list(chain.from_iterable(rows)), lambda: _owners(rows))
+        idx_lens, idx_packed = lens, b""
+        if family.has_idx:
+            idx_rows = [_rows(family, cell) for cell in idxs]
+            idx_lens = list(map(len, idx_rows))
+            idx_widths, idx_packed = pack_i32(
+                idx_name, list(chain.from_iterable(idx_rows)), lambda: _owners(idx_rows)
+            )
+            if idx_lens == lens and idx_widths != widths:
+                _refuse_difference(val_name, idx_name, widths, idx_widths, list(_owners(rows)), "values")
+        header[family.widths] = widths
+        bounds = list(accumulate(lens, initial=0))
+        per_request = [sum(widths[start:end]) for start, end in pairwise(bounds)]
+    if family.has_idx and idx_lens != lens:
+        _refuse_difference(val_name, idx_name, lens, idx_lens, range(n), "entries")
+    header[family.lens] = lens
+    if txt_name in active and family.texts is not None:
+        header[family.texts] = _flat_texts(txt_name, active[txt_name], per_request)
+    return [packed, idx_packed] if family.has_idx else [packed]
+
+
+def _flat_cells(cells: Sequence[Any], first_may_be_none: bool) -> list[Any]:
+    """One sequence per request, None being an empty one."""
+    flat: list[Any] = [() if cell is None else cell for cell in cells]
+    if first_may_be_none:
+        # The first token of a prompt follows nothing, so it has no probability.
+        for i, cell in enumerate(flat):
+            if len(cell) and cell[0] is None:
+                flat[i] = [float("nan"), *cell[1:]]
+    return flat
+
+
+def _rows(family: Family, cell: Any) -> Sequence[Any]:
+    """One sequence per position of a request."""
+    if cell is None:
+        return ()
+    if not family.has_idx:
+        if isinstance(cell, np.ndarray):
+            return list(cell.reshape(len(cell), -1)) if cell.size else [()] * len(cell)
+        return [_flatten(row) for row in cell]
+    return [() if row is None else row for row in cell]
+
+
+def _flatten(row: Any) -> Any:
+    """The numbers of a row of hidden states, however they are nested."""
+    if isinstance(row, np.ndarray):
+        return row.reshape(-1)
+    if isinstance(row, list | tuple):
+        if any(isinstance(item, list | tuple | np.ndarray) for item in row):
+            return [number for item in row for number in _flatten(item)]
+        return row
+    return (row,)
+
+
+def _owners(rows: Sequence[Sequence[Any]]) -> Iterator[int]:
+    """The request of every position."""
+    return (request for request, positions in enumerate(rows) for _ in positions)
+
+
+def _refuse_difference(
+    val_name: str, idx_name: str, vals: list[int], idxs: list[int], owners: Sequence[int], what: str
+) -> NoReturn:
+    """Name the first request whose counts differ."""
+    place = next(i for i, count in enumerate(vals) if count != idxs[i])
+    left, right = vals[place], idxs[place]
+    raise EncodeError(f"{idx_name}: request {owners[place]}: {right} {what} where {val_name} has {left}")
+
+
+def _flat_texts(name: str, cells: Sequence[Any], per_request: Sequence[int]) -> list[str]:
+    """The strings of all requests behind each other, as many for each as it has elements."""
+    texts: list[str] = []
+    for request, (cell, expected) in enumerate(zip(cells, per_request, strict=True)):
+        before = len(texts)
+        for item in () if cell is None else cell:
+            texts.extend((item,) if isinstance(item, str) else () if item is None else item)
+        if len(texts) - before != expected:
+            found = len(texts) - before
+            raise EncodeError(f"{name}: request {request}: {found} strings for {expected} ids")
+        if not all(isinstance(text, str) for text in texts[before:]):
+            raise EncodeError(f"{name}: request {request}: an entry is no string")
+    return texts
