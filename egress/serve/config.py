@@ -6,6 +6,8 @@ Nothing else in `egress.serve` holds a number that a user might want to change.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from egress.errors import ValidationError
@@ -45,7 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         turn_frames: frames a worker takes from one ring in one turn of its loop before handlers run.
         api_key: when set, every request but /live, /health needs it as a bearer token.
         drain_s: seconds that running requests may take to end after SIGTERM.
-        ping_s: seconds between two pings of a child; a child that misses four is replaced.
+        ping_s: seconds between two pings, of a child by the supervisor and of a shard by a worker.
+        hang_s: seconds after which a child that does not answer pings is killed and replaced.
         control_s: seconds a control request may take.
         log_format: "text" or "json". log_level: a level name of `logging`.
         log_requests: one line per ended request.
@@ -78,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     drain_s: float = 10.0
     ping_s: float = 1.0
+    hang_s: float = 30.0
     control_s: float = 2.0
     log_format: str = "text"
     log_level: str = "INFO"
@@ -99,10 +103,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValidationError(f"ring_bytes must be a power of two, got {self.ring_bytes}", "ring_bytes")
         if self.log_format not in ("text", "json"):
             raise ValidationError(f"log_format must be text or json, got {self.log_format!r}", "log_format")
-        if not self.instance or "/" in self.instance:
-            raise ValidationError(f"instance must be a name without '/', got {self.instance!r}", "instance")
+        if not _INSTANCE.fullmatch(self.instance):
+            raise ValidationError(
+                f"instance must be 1 to 64 letters, digits, '-' or '_', got {self.instance!r}", "instance"
+            )
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ValidationError(f"vocab_size must be at least 1, got {self.vocab_size}", "vocab_size")
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest payload a ring takes: half of it, less a frame's header and alignment."""
+        return self.ring_bytes // 2 - 64
 
     @property
     def total_ring_bytes(self) -> int:
@@ -123,6 +134,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(data, type=cls)
 
 
+# First part of a ring's name, whose parts are joined by dots.
+_INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("port", 0, 65535),
     ("shards", 1, 64),
@@ -140,6 +154,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("turn_frames", 1, 1 << 16),
     ("drain_s", 0, 3600),
     ("ping_s", 0.05, 3600),
+    ("hang_s", 1, 86_400),
     ("control_s", 0.05, 3600),
 )
 

@@ -1,0 +1,168 @@
+"""One child of the supervisor: its process, its lifeline, and what to do when either ends.
+
+A child is *starting* until it says that it is ready, then *up*; when its process ends it is *down* until its
+back-off has passed. Back-off doubles with every end that came soon after the start, and is forgotten by a
+child that lived for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from egress.serve import logs
+from egress.serve.config import Settings
+from egress.serve.lifeline import Drain, Failed, Lifeline, Lost, Ping, Pong, Ready, Start
+
+__all__ = ["Child"]
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+# A shard is to be back within 5 s of its death, loading included; a child that keeps dying is tried this
+# often.
+LAST_BACKOFF_S = 2.0
+# A life longer than this was no failed start.
+SETTLED_S = 10.0
+# Loading a tokenizer and building an engine may take long; a child that has said nothing by then is stuck.
+START_S = 300.0
+
+
+class Child:
+    """One shard or worker, through all its lives.
+
+    Args:
+        role, index: "shard" or "worker", and which.
+        settings: the server's.
+        listen_fd: the listening socket, for a worker.
+        environment: of the process.
+    """
+
+    def __init__(
+        self, role: str, index: int, settings: Settings, listen_fd: int | None, environment: dict[str, str]
+    ) -> None:
+        self.role = role
+        self.index = index
+        self._settings = settings
+        self._listen_fd = listen_fd
+        self._environment = environment
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lifeline: Lifeline | None = None
+        self.pidfd = -1
+        self.is_up = False
+        self.failure: str | None = None
+        self.rings: list[str] = []
+        self.restarts = 0
+        self.start_at = 0.0
+        self._started = 0.0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._number = 0
+        self._pinged = 0.0
+        self._answered = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return None if self.process is None else self.process.pid
+
+    def start(self, now: float) -> None:
+        """Make the process and send it its first line."""
+        lifeline, theirs = Lifeline.pair()
+        pass_fds = () if self._listen_fd is None else (self._listen_fd,)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", f"egress.serve.{self.role}"],
+                stdin=theirs.fileno(),
+                pass_fds=pass_fds,
+                env=self._environment,
+                # Ctrl-C in a terminal reaches its foreground process group: the supervisor alone is to
+                # answer.
+                process_group=0,
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.lifeline = lifeline
+        self._started = self._answered = now
+        self._send(
+            Start(
+                index=self.index,
+                settings=msgspec.Raw(self._settings.to_json()),
+                listen_fd=-1 if self._listen_fd is None else self._listen_fd,
+            )
+        )
+
+    def receive(self, now: float) -> None:
+        """Take in what the child says. Its end is told by its pidfd, not here."""
+        assert self.lifeline is not None
+        try:
+            for report in self.lifeline.receive():
+                self._hear(report, now)
+        except Lost:
+            self.lifeline.close()
+            self.lifeline = None
+
+    def ping(self, now: float) -> None:
+        """Ask for a sign of life; kill a child that has given none for too long."""
+        silent_s = now - self._answered
+        if silent_s > (self._settings.hang_s if self.is_up else START_S):
+            log.error(
+                "%s does not answer; it is replaced", self, extra=logs.fields(silent_s=round(silent_s, 1))
+            )
+            self.kill()
+        elif self.is_up:
+            self._number += 1
+            self._send(Ping(number=self._number))
+
+    def drain(self, seconds: float) -> None:
+        """Tell it to end within `seconds`."""
+        self._send(Drain(seconds=seconds))
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.process is not None:
+            self.process.kill()
+
+    def ended(self, now: float) -> int:
+        """Note that the process has ended and when to start the next one; its exit status."""
+        assert self.process is not None
+        status = self.process.wait()
+        os.close(self.pidfd)
+        self.pidfd = -1
+        self.process = None
+        if self.lifeline is not None:
+            # Its last words may still be in the socket.
+            self.receive(now)
+        if self.lifeline is not None:
+            self.lifeline.close()
+            self.lifeline = None
+        if now - self._started > SETTLED_S:
+            self._backoff_s = FIRST_BACKOFF_S
+        self.is_up = False
+        self.start_at = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
+        return status
+
+    def _hear(self, report: Any, now: float) -> None:
+        self._answered = now
+        if isinstance(report, Ready):
+            self.is_up = True
+            self.rings = report.rings
+        elif isinstance(report, Failed):
+            self.failure = report.message
+        else:
+            assert isinstance(report, Pong)
+
+    def _send(self, order: Start | Ping | Drain) -> None:
+        if self.lifeline is None:
+            return
+        try:
+            self.lifeline.send(order)
+        except Lost:
+            log.debug("%s takes no orders any more", self)
