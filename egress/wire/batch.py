@@ -16,7 +16,6 @@ import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import accumulate, compress, repeat
 from operator import index
-from types import EllipsisType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,6 +32,7 @@ from egress.wire.columns import (
     Family,
     Header,
     I32Array,
+    take_i32,
 )
 from egress.wire.event import ChunkEvent, ChunkExtras
 from egress.wire.family import FamilyColumns, take_family
@@ -43,7 +43,9 @@ from egress.wire.tags import Tag
 __all__ = ["Batch", "decode_batch"]
 
 _Reasons: TypeAlias = list[FinishReason | None]
-_Place: TypeAlias = int | slice | EllipsisType
+_Place: TypeAlias = int | slice | None
+# bytes are read as they are: cutting a small header out of them costs less than a view of it.
+_Body: TypeAlias = bytes | memoryview
 
 
 class _PlainHeader(msgspec.Struct, array_like=True, gc=False):
@@ -76,7 +78,7 @@ _BULK_BYTES = 512
 _NO_REASONS = repeat(None)
 _ONES = repeat(1)
 _BLANKS = repeat("")
-_WHOLE: list[_Place] = [...]
+_WHOLE: list[_Place] = [None]
 # Places of requests in a frame. Integers above 256 are objects to be made, 15 ns each; these are made once.
 _PLACES = list(range(16384))
 
@@ -107,6 +109,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         return len(self.rids)
 
     def __iter__(self) -> Iterator[ChunkEvent]:
+        if len(self.rids) == 1:
+            return iter((self._event(0),))
         counts = _ONES if self._counts is None else self._counts
         columns: list[Iterable[Any]] = [
             self.rids,
@@ -127,7 +131,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         at = index(i)
         if not -n <= at < n:
             raise IndexError(f"event {at} of {n}")
-        return self._events([at % n])[0]
+        return self._event(at % n)
 
     def select(self, wanted: Container[str]) -> list[ChunkEvent]:
         """Make the events of some requests only.
@@ -143,6 +147,21 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         n = len(self.rids)
         places = _PLACES if n <= len(_PLACES) else range(n)
         return self._events(list(compress(places, map(wanted.__contains__, self.rids))))
+
+    def _event(self, at: int) -> ChunkEvent:
+        """Make the event of the request at this place."""
+        count = 1 if self._counts is None else self._counts[at]
+        return ChunkEvent(
+            self.rids[at],
+            None if self._reasons is None else self._reasons[at],
+            self._prompts[at],
+            count,
+            count if self._completions is None else self._completions[at],
+            self._column,
+            self._places[at],
+            "" if self._texts is None else self._texts[at],
+            self._extras((at,))[0] if self._families else None,
+        )
 
     def _events(self, at: list[int]) -> list[ChunkEvent]:
         """Make the events of the requests at these places."""
@@ -202,9 +221,7 @@ def decode_batch(body: Any) -> Batch:
 
     Mirrors: sglang, rust/sglang-server/src/message/egress.rs; egress.md section 2.
     """
-    view = body if type(body) is memoryview else memoryview(body)
-    if view.format != "B" or view.ndim != 1:
-        view = view.cast("B")
+    view: _Body = body if type(body) is bytes else _byte_view(body)
     size = len(view)
     if size < WIDTH:
         raise MalformedFrame(f"{size} bytes are too few for a header length", (), Tag.BATCH)
@@ -220,13 +237,20 @@ def decode_batch(body: Any) -> Batch:
         raise MalformedFrame(f"header: {error}", _named_rids(header), Tag.BATCH) from None
 
 
-def _accept_plain(view: memoryview, data_at: int, header: _PlainHeader) -> Batch:
+def _byte_view(body: Any) -> memoryview:
+    """A flat view of any contiguous buffer, one item per byte."""
+    view = memoryview(body)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _accept_plain(view: _Body, data_at: int, header: _PlainHeader) -> Batch:
     """Check a large frame of core columns only."""
     rids = header.rids
     n = len(rids)
-    reasons = counts = None
+    reasons: _Reasons | None = None
+    counts: list[int] | None = None
     if bytes(header.finish_reasons) != _array_of(n, _NIL):
-        reasons = _decode_reasons(header.finish_reasons)
+        reasons = _classify(_decode_reasons(header.finish_reasons))
         _check_core("finish_reasons", reasons, rids)
     if bytes(header.tok_lens) != _array_of(n, _ONE):
         counts = _decode_counts(header.tok_lens)
@@ -237,51 +261,47 @@ def _accept_plain(view: memoryview, data_at: int, header: _PlainHeader) -> Batch
         raise _wrong_size(n_ids, len(view) - data_at, rids)
     token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
     if counts is not None:
-        return Batch(
-            rids,
-            token_ids,
-            _classify(reasons),
-            header.prompt_tokens,
-            counts,
-            token_ids,
-            _slices(counts),
-        )
+        return Batch(rids, token_ids, reasons, header.prompt_tokens, counts, token_ids, _slices(counts))
     places = _PLACES if n <= len(_PLACES) else range(n)
     # Indexing a two-dimensional column by an integer makes the same view as slicing a flat one, for less.
-    column = token_ids.reshape(n, 1)
-    return Batch(rids, token_ids, _classify(reasons), header.prompt_tokens, None, column, places)
+    return Batch(rids, token_ids, reasons, header.prompt_tokens, None, token_ids.reshape(n, 1), places)
 
 
-def _accept(view: memoryview, data_at: int, header: Header) -> Batch:
+def _accept(view: _Body, data_at: int, header: Header) -> Batch:
     """Check a frame of any columns."""
     rids = header.rids
+    maps = header.finish_reasons
+    prompts = header.prompt_tokens
     counts = header.tok_lens
     n = len(rids)
-    if not n == len(header.finish_reasons) == len(header.prompt_tokens) == len(counts):
-        _check_core("finish_reasons", header.finish_reasons, rids)
-        _check_core("prompt_tokens", header.prompt_tokens, rids)
+    if not n == len(maps) == len(prompts) == len(counts):
+        _check_core("finish_reasons", maps, rids)
+        _check_core("prompt_tokens", prompts, rids)
         _check_core("tok_lens", counts, rids)
-    n_ids = n_elements = sum(counts)
-    sizes: list[tuple[Family, int]] = []
-    if view[WIDTH] != _FOUR_ITEMS:
-        sizes, n_values = _check_optional(header)
-        n_elements += n_values
-    if data_at + WIDTH * n_elements != len(view):
-        raise _wrong_size(n_elements, len(view) - data_at, rids)
-    token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
+    n_ids = sum(counts)
+    reasons = None if maps.count(None) == n else _classify(maps)
+    places = _WHOLE if n == 1 else _slices(counts)
+    if view[WIDTH] == _FOUR_ITEMS:
+        if data_at + WIDTH * n_ids != len(view):
+            raise _wrong_size(n_ids, len(view) - data_at, rids)
+        token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
+        return Batch(rids, token_ids, reasons, prompts, counts, token_ids, places)
+    sizes, n_values = _check_optional(header)
+    if data_at + WIDTH * (n_ids + n_values) != len(view):
+        raise _wrong_size(n_ids + n_values, len(view) - data_at, rids)
+    token_ids, offset = take_i32(view, data_at, n_ids)
     families = []
-    offset = data_at + WIDTH * n_ids
     for family, count in sizes:
         columns, offset = take_family(family, header, view, offset, count)
         families.append(columns)
     return Batch(
         rids,
         token_ids,
-        _classify(header.finish_reasons),
-        header.prompt_tokens,
+        reasons,
+        prompts,
         counts,
         token_ids,
-        _WHOLE if n == 1 else _slices(counts),
+        places,
         header.texts or None,
         header.completion_tokens or None,
         families,
@@ -350,10 +370,8 @@ def _slices(counts: list[int]) -> list[_Place]:
     return list(map(slice, [0, *ends], ends))
 
 
-def _classify(maps: list[dict[str, Any] | None] | None) -> _Reasons | None:
-    """Turn reason maps into reasons; most requests have none."""
-    if maps is None or maps.count(None) == len(maps):
-        return None
+def _classify(maps: list[dict[str, Any] | None]) -> _Reasons:
+    """Turn reason maps into reasons."""
     return [None if wire is None else _reason(wire) for wire in maps]
 
 
@@ -366,7 +384,7 @@ def _reason(wire: dict[str, Any]) -> FinishReason:
     return FinishReason.from_wire(wire)
 
 
-def _named_rids(header: memoryview) -> list[str]:
+def _named_rids(header: _Body) -> list[str]:
     """Every rid that an unreadable header names, whatever else it holds.
 
     The header must be one well-formed msgpack array, of any arity, and its first item an array; then every

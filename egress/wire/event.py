@@ -9,7 +9,6 @@ than its frame detaches it: a queued event must never pin a ring.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import EllipsisType
 from typing import Any
 
 import msgspec
@@ -88,7 +87,7 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     n_tokens: int
     completion_tokens: int
     _column: I32Array
-    _place: int | slice | EllipsisType
+    _place: int | slice | None  # None: all of it
     text: str = ""
     extras: ChunkExtras | None = None
 
@@ -96,9 +95,10 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     def token_ids(self) -> I32Array:
         """The ids of this step: int32, shape (n_tokens,), a view that keeps the frame's buffer alive.
 
-        Cost: one small array object per access.
+        Cost: one small array object per access, unless the event owns its ids or is alone in its frame.
         """
-        return self._column[self._place]
+        place = self._place
+        return self._column if place is None else self._column[place]
 
     @classmethod
     def make(
@@ -120,7 +120,7 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         column: I32Array = np.asarray(token_ids, I32)
         count = len(column)
         produced = count if completion_tokens is None else completion_tokens
-        return cls(rid, finish_reason, prompt_tokens, count, produced, column, ..., text, extras)
+        return cls(rid, finish_reason, prompt_tokens, count, produced, column, None, text, extras)
 
     def detach(self) -> ChunkEvent:
         """Give the same event over arrays of its own, so that it may outlive the frame.
@@ -134,8 +134,8 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
             self.prompt_tokens,
             self.n_tokens,
             self.completion_tokens,
-            self._column[self._place].copy(),
-            ...,
+            self.token_ids.copy(),
+            None,
             self.text,
             None if extras is None else extras.detach(),
         )

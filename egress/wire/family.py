@@ -62,7 +62,7 @@ class FamilyColumns(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def take_family(
-    family: Family, header: Header, data: memoryview, offset: int, count: int
+    family: Family, header: Header, data: bytes | memoryview, offset: int, count: int
 ) -> tuple[FamilyColumns, int]:
     """Take the columns of a family whose counts were checked.
 

@@ -40,9 +40,10 @@ def decode(tag: int, body: Any) -> Batch | Result | Failure:
     >>> decode(3, encode_error("a", "no room", 503))
     Failure(rid='a', message='no room', status_code=503)
     """
-    decoder = _DECODERS.get(tag)
-    if decoder is None:
-        raise MalformedFrame(f"unknown tag, body of {memoryview(body).nbytes} bytes", (), tag)
+    try:
+        decoder = _DECODERS[tag]
+    except KeyError:
+        raise MalformedFrame(f"unknown tag, body of {memoryview(body).nbytes} bytes", (), tag) from None
     return decoder(body)
 
 
