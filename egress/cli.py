@@ -6,14 +6,17 @@ meanings; each may also be given as an environment variable, `EGRESS_SERVE_<OPTI
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from egress.errors import EgressError
 from egress.serve.config import Settings
+from egress.serve.load import Load, run_load
 from egress.serve.supervisor import serve
 
 __all__ = ["main"]
@@ -91,6 +94,32 @@ def serve_command(corpus: str | None, model_name: str | None, **values: Any) -> 
         values["engine_options"]["corpus"] = corpus
     values["model_name"] = model_name or f"egress-{values['engine'].partition(':')[0].rpartition('.')[2]}"
     serve(Settings(**values), click.echo)
+
+
+_LOAD = Load()
+
+
+@cli.command("bench")
+@click.option("--url", default=_LOAD.url, show_default=True, help="Of a running `egress serve`.")
+@click.option("--requests", default=_LOAD.requests, show_default=True, help="Streams in all.")
+@click.option("--concurrency", default=_LOAD.concurrency, show_default=True, help="Streams at once.")
+@click.option("--max-tokens", default=_LOAD.max_tokens, show_default=True, help="Tokens of each answer.")
+@click.option("--prompt", default=_LOAD.prompt, show_default=True, help="Text of each request.")
+@click.option("--api-key", default=None, help="Bearer token, where the server wants one.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
+def bench_command(as_json: bool, **values: Any) -> None:
+    """Put streams on a running server, check every one, print rates and latencies."""
+    report = asyncio.run(run_load(Load(**values)))
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+    else:
+        for name, value in msgspec.structs.asdict(report).items():
+            shown = (
+                "  ".join(f"{k} {v:,}" for k, v in value.items()) if isinstance(value, dict) else f"{value:,}"
+            )
+            click.echo(f"{name:<16}{shown}")
+    if report.failed:
+        raise click.exceptions.Exit(1)
 
 
 def main() -> int:
