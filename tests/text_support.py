@@ -89,9 +89,8 @@ def byte_fallback(strip: bool = True) -> tokenizers.Tokenizer:
 
 def word_pieces(decoder: Any) -> tokenizers.Tokenizer:
     """Words, continuations and punctuation under any decoder."""
-    pieces = "[UNK] [CLS] [SEP] hello ##ing ▁wo rld ▁ . , n't 's do not a</w> b</w> c | 中 ##é ##".split() + [
-        " "
-    ]
+    words = "[UNK],[CLS],[SEP],hello,##ing,▁wo,rld,▁,.,?,n't,'s,do,not,a</w>,b</w>,c,|,中,##é,##, "
+    pieces = words.split(",")
     backend = tokenizers.Tokenizer(
         models.WordPiece(vocab={piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
     )

@@ -204,8 +204,9 @@ class PiecePlan:
     def open(self, prompt_ids: Sequence[int] = ()) -> PieceDecoder:
         decoder = PieceDecoder(self)
         if len(prompt_ids):
-            decoder.feed(prompt_ids)
-            decoder.drop_settled()
+            # Farther back nothing matters: an open run is no longer than this.
+            decoder.feed(prompt_ids[-MAX_RUN_BYTES:])
+            decoder.forget()
         return decoder
 
     def _entry(self, token_id: int) -> str | int | None:
@@ -250,7 +251,7 @@ class PieceDecoder:
                 out.append(self._plan.first[token_id] if self._is_first else entry)
             self._is_first = False
         text = self._stripped("".join(out))
-        is_clean = not (self._run_bytes or self._is_bad or self._is_first or self._strip)
+        is_clean = not (self._run_bytes or self._tail or self._is_bad or self._is_first or self._strip)
         self.fast = self._plan.texts if is_clean else None
         return text
 
@@ -260,11 +261,12 @@ class PieceDecoder:
     def check(self, token_id: int) -> None:
         self._plan.entries[token_id]
 
-    def drop_settled(self) -> None:
-        """Forget the complete characters of an open run: they belong to the prompt."""
+    def forget(self) -> None:
+        """What was fed is the prompt: nothing of it is shown, but its last character may be completed."""
         self._run.clear()
-        self._run_bytes = len(self._tail)
-        self._strip = 0
+        self._run_bytes = 0
+        if not self._is_first:
+            self._strip = 0
 
     def _take_byte(self, byte: int) -> str:
         if self._is_bad:
@@ -325,7 +327,7 @@ class WindowPlan:
         }
 
     def open(self, prompt_ids: Sequence[int] = ()) -> WindowDecoder:
-        return WindowDecoder(self, self.visible(prompt_ids)[-CONTEXT_IDS:])
+        return WindowDecoder(self, self.visible(prompt_ids[-WINDOW_IDS:])[-CONTEXT_IDS:])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), **self._flags)) if len(token_ids) else ""

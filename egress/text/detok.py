@@ -20,6 +20,7 @@ import msgspec
 from egress.errors import DetokenizeError
 from egress.text.decoders import Decoder, Plan, plan_for
 from egress.text.stop import HoldBack, cut_text, stop_strings, trim_ids
+from egress.wire import FinishReason
 
 __all__ = ["Delta", "Detokenizer", "DetokenizerState", "push_batch"]
 
@@ -126,7 +127,16 @@ class Detokenizer:
 class DetokenizerState:
     """One request's incremental text; opened by `Detokenizer.open`."""
 
-    __slots__ = ("_decoder", "_hold", "_is_ended", "_n_tokens", "_no_stop_trim", "_owner", "_with_texts")
+    __slots__ = (
+        "_decoder",
+        "_hold",
+        "_is_ended",
+        "_is_flowing",
+        "_n_tokens",
+        "_no_stop_trim",
+        "_owner",
+        "_with_texts",
+    )
 
     def __init__(self, owner: Detokenizer, decoder: Decoder | None, params: Any, logprob_text: bool) -> None:
         self._owner = owner
@@ -135,10 +145,13 @@ class DetokenizerState:
         self._hold = HoldBack(stops) if stops else None
         self._no_stop_trim = bool(getattr(params, "no_stop_trim", False))
         self._with_texts = logprob_text
+        self._is_flowing = decoder is not None and not logprob_text
         self._n_tokens = 0
         self._is_ended = False
 
-    def push(self, token_ids: Sequence[int], finish_reason: Any = None) -> Delta:
+    def push(
+        self, token_ids: Sequence[int], finish_reason: FinishReason | Mapping[str, Any] | None = None
+    ) -> Delta:
         """Turn one chunk into its delta.
 
         Args:
@@ -154,41 +167,46 @@ class DetokenizerState:
 
         Cost: amortized linear in the ids; for one ordinary token a table look-up.
         """
-        if finish_reason is None and type(token_ids) is list and len(token_ids) == 1:
-            delta = self._push_one(token_ids)
-            if delta is not None:
-                return delta
-        return self._push(token_ids, finish_reason)
-
-    def _push_one(self, token_ids: list[int]) -> Delta | None:
-        """The delta of one ordinary token while nothing is held; None: take the long way."""
         decoder = self._decoder
-        if decoder is None or self._with_texts or self._is_ended or (table := decoder.fast) is None:
-            return None
+        if (
+            finish_reason is not None
+            or not self._is_flowing
+            or type(token_ids) is not list
+            or decoder is None
+        ):
+            return self._push(token_ids, finish_reason)
         try:
-            text = table[token_ids[0]]
+            table = decoder.fast
+            text = None if table is None or len(token_ids) != 1 else table[token_ids[0]]
+            if text is None:
+                text = decoder.feed(token_ids)
         except BaseException as error:
-            if not _is_failure(error):
-                raise
-            return None  # the long way raises it again, with the id's position
-        if text is None:
-            return None
+            raise self._failure(decoder, token_ids, error) from error
         if self._hold is not None:
             text = self._hold.feed(text)
-        self._n_tokens += 1
-        return Delta(text, token_ids, 1)
+        self._n_tokens += len(token_ids)
+        return Delta(text, token_ids, len(token_ids))
 
-    def _push(self, token_ids: Sequence[int], finish_reason: Any) -> Delta:
+    def _push(
+        self, token_ids: Sequence[int], finish_reason: FinishReason | Mapping[str, Any] | None
+    ) -> Delta:
+        """Push what is out of the ordinary: a last chunk, logprob texts, arrays, no tokenizer."""
         if self._is_ended:
             raise DetokenizeError("the request has already ended")
         pushed = token_ids if type(token_ids) is list else _listed(token_ids)
-        kept, matched = pushed, None
-        is_last = finish_reason is not None
-        if is_last:
+        kept, matched, is_last = pushed, None, finish_reason is not None
+        if finish_reason is not None:
+            self._end()
             matched = _matched(finish_reason)
             kept = trim_ids(pushed, matched, self._no_stop_trim)
-            self._is_ended = True
-        text = "" if self._decoder is None else self._decode(self._decoder, kept, is_last)
+        text = ""
+        if self._decoder is not None:
+            try:
+                text = self._decoder.feed(kept)
+                if is_last:
+                    text += self._decoder.flush()
+            except BaseException as error:
+                raise self._failure(self._decoder, kept, error) from error
         if self._hold is not None:
             text = self._hold.drain(text) if is_last else self._hold.feed(text)
         if isinstance(matched, str):
@@ -197,37 +215,32 @@ class DetokenizerState:
         self._n_tokens += len(pushed)
         return Delta(text, kept, len(pushed), texts)
 
-    def _decode(self, decoder: Decoder, token_ids: list[int], is_last: bool) -> str:
-        try:
-            text = decoder.feed(token_ids)
-            return text + decoder.flush() if is_last else text
-        except BaseException as error:
-            if not _is_failure(error):
-                raise
-            self._is_ended = True
-            raise self._blamed(decoder, token_ids, error) from error
+    def _end(self) -> None:
+        self._is_ended, self._is_flowing = True, False
 
-    def _blamed(self, decoder: Decoder, token_ids: list[int], error: BaseException) -> DetokenizeError:
-        """The error with the position of the first id that fails by itself, if one does."""
+    def _failure(self, decoder: Decoder, token_ids: list[int], error: BaseException) -> DetokenizeError:
+        """End the request; the error names the first id that fails by itself, if one does."""
+        if not _is_failure(error):
+            raise error
+        self._end()
         for place, token_id in enumerate(token_ids, self._n_tokens):
             try:
                 decoder.check(token_id)
             except BaseException as cause:
                 if not _is_failure(cause):
                     raise
-                reason = (
+                said = (
                     str(cause) if isinstance(cause, DetokenizeError) else f"token id {token_id!r}: {cause!r}"
                 )
-                return DetokenizeError(f"{reason}, at output position {place}")
-        return DetokenizeError(
-            f"the tokenizer failed on {len(token_ids)} ids from output position {self._n_tokens}: {error!r}"
-        )
+                return DetokenizeError(f"{said}, at output position {place}")
+        where = f"{len(token_ids)} ids from output position {self._n_tokens}"
+        return DetokenizeError(f"the tokenizer failed on {where}: {error!r}")
 
 
 def push_batch(
     states: Sequence[DetokenizerState],
     token_ids: Sequence[Sequence[int]],
-    finish_reasons: Iterable[Any] | None = None,
+    finish_reasons: Iterable[FinishReason | Mapping[str, Any] | None] | None = None,
 ) -> list[Delta | DetokenizeError]:
     """Push one step of many requests; a failure takes its own place and touches no other.
 
@@ -266,8 +279,7 @@ def _is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def _matched(finish_reason: Any) -> Any:
+def _matched(finish_reason: FinishReason | Mapping[str, Any]) -> int | str | list[int] | None:
     """What a finish reason matched: an int, a str, a list, or None."""
-    if isinstance(finish_reason, Mapping):
-        return finish_reason.get("matched") if finish_reason.get("type") == "stop" else None
-    return getattr(finish_reason, "matched", None)
+    reason = FinishReason.from_wire(finish_reason) if isinstance(finish_reason, Mapping) else finish_reason
+    return reason.matched

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,6 +266,11 @@ def test_lists_zero_and_nothing_trim_nothing(matched: Any) -> None:
     assert (delta.token_ids, delta.text) == ([3, 3], "xx")
 
 
+def test_a_reason_of_the_wrong_shape_matches_nothing() -> None:
+    delta = Detokenizer(byte_values()).open().push([104, 105], {"type": "stop", "matched": True})
+    assert (delta.text, delta.token_ids) == ("hi", [104, 105])
+
+
 def test_unknown_reasons_are_terminal_and_trim_nothing() -> None:
     state = Detokenizer(byte_values()).open()
     assert state.push([104, 0xE4], Unknown({"type": "odd", "matched": 104})).text == "h\ufffd"
@@ -287,6 +291,27 @@ def test_r094_only_text_after_the_prompt_is_emitted(cut: int) -> None:
         assert detok.open(prompt_ids=prompt).push(rest, LENGTH).text == want
     # Without the prompt the text is the full decode of the output's ids alone.
     assert detok.open().push(thumb[cut:], LENGTH).text == bytes(thumb[cut:]).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_r094_byte_tokens_after_a_prompt(cut: int, tmp_path: Path) -> None:
+    detok = Detokenizer(saved(byte_fallback(), tmp_path))
+    thumb = [3 + byte for byte in "👍".encode()]
+    space_hello, a, start = (byte_fallback().token_to_id(piece) for piece in ("▁hello", "a", "<s>"))
+    before = [space_hello, *thumb, *thumb[:cut]]
+    assert detok.open(prompt_ids=before).push([*thumb[cut:], a], LENGTH).text == "👍a"
+    assert detok.open(prompt_ids=before).push([a], LENGTH).text == "a"
+    assert detok.open(prompt_ids=before).push([], LENGTH).text == ""
+    state = detok.open(prompt_ids=before)
+    assert [state.push([]).text, state.push([space_hello]).text] == ["", " hello"]
+    # A prompt of nothing but special tokens is not seen: the first word still begins the text.
+    assert detok.open(prompt_ids=[start]).push([space_hello], LENGTH).text == "hello"
+
+
+def test_r094_a_prompt_of_stray_bytes_has_no_unfinished_character() -> None:
+    detok = Detokenizer(byte_values())
+    for prompt in ([0x80] * 5, [0xE4, 0xB8, 0xAD], [0xFF], [0xC3, 0x41]):
+        assert detok.open(prompt_ids=prompt).push([0xAD, 0x41], LENGTH).text == "\ufffdA"
 
 
 @pytest.mark.parametrize("decoding", ["pieces", "window"])
@@ -390,8 +415,40 @@ def test_a_panic_is_one_request_s_failure_and_an_interrupt_is_not() -> None:
 
     with pytest.raises(DetokenizeError):
         Detokenizer(raising(PanicException("boom"))).open().push([1, 2])
+    assert Detokenizer(raising(PanicException("boom"))).token_texts([1]) == [""]
+    for push in (
+        lambda detok: detok.open().push([1, 2]),
+        lambda detok: detok.open().push([1, 2], LENGTH),
+        lambda detok: detok.token_texts([1]),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            push(Detokenizer(raising(KeyboardInterrupt())))
+
+
+def test_an_interrupt_while_looking_for_the_bad_id_goes_through() -> None:
+    errors = [RuntimeError("once"), KeyboardInterrupt()]
+
+    def token_bytes(token_id: int) -> bytes:
+        raise errors.pop(0)
+
+    tokenizer = SimpleNamespace(vocab_size=9, token_bytes=token_bytes, is_special=lambda token_id: False)
     with pytest.raises(KeyboardInterrupt):
-        Detokenizer(raising(KeyboardInterrupt())).open().push([1, 2])
+        Detokenizer(tokenizer).open().push([1])
+
+
+def test_a_failure_that_no_single_id_explains_names_the_chunk() -> None:
+    class Grudging(Strings):
+        decoding = "window"
+
+        def decode(self, ids: list[int], **flags: bool) -> str:
+            if len(ids) > 1:
+                raise RuntimeError("invalid prefix")
+            return "a"
+
+    state = Detokenizer(Grudging({0: "a"})).open()
+    assert state.push([0]).text == "a"
+    with pytest.raises(DetokenizeError, match=r"2 ids from output position 1: .*invalid prefix"):
+        state.push([0, 0])
 
 
 @pytest.mark.parametrize("bad", [-1, "vocab_size", 2**31 - 1, 2**70, -(2**63), None, 1.5, "a"])
@@ -453,17 +510,3 @@ def test_r103_states_live_with_their_owner_and_no_table_evicts_them() -> None:
 def test_a_batch_must_match_its_states() -> None:
     with pytest.raises(ValueError, match=r"shorter|longer"):
         push_batch([Detokenizer(None).open()], [])
-
-
-def test_many_tokens_take_linear_time() -> None:
-    """Not a time limit: forty times the tokens may cost a hundred times, quadratic would cost 1,600."""
-    tokenizer = Strings({0: b"\x80", 1: "ab", 2: b"\xe4"})
-
-    def cost(n: int) -> float:
-        state, start = Detokenizer(tokenizer).open(params(stop_strs=["abababx"])), time.perf_counter()
-        for i in range(n):
-            state.push([i % 3])
-        return time.perf_counter() - start
-
-    cost(100)
-    assert cost(40_000) < 100 * max(cost(1_000), cost(1_000), 1e-4)

@@ -12,7 +12,7 @@ from text_support import byte_fallback, byte_level, qwen, saved, word_pieces
 from tokenizers import decoders, processors
 
 from egress.errors import DetokenizeError, ValidationError
-from egress.text import ByteTokenizer, Detokenizer, known_tokenizers, load_tokenizer
+from egress.text import ByteTokenizer, ChatTemplate, Detokenizer, known_tokenizers, load_tokenizer
 
 
 def test_the_default_is_the_qwen_vocabulary() -> None:
@@ -117,10 +117,22 @@ def test_ids_outside_the_vocabulary_raise(make: Any, tmp_path: Path) -> None:
             assert tokenizer.token_text(bad) == ""
 
 
-def test_an_id_without_a_token_raises() -> None:
-    tokenizer = ByteTokenizer("holes", {0: b"a", 5: b"b"}, list, ())
-    with pytest.raises(DetokenizeError, match="names no token"):
-        tokenizer.token_bytes(3)
+def test_an_id_without_a_token_raises(tmp_path: Path) -> None:
+    backend = byte_fallback()
+    file = json.loads(backend.to_str())
+    file["model"]["vocab"]["far"] = 999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    for tokenizer in (ByteTokenizer("holes", {0: b"a", 5: b"b"}, list, ()), load_tokenizer(tmp_path)):
+        hole = tokenizer.vocab_size - 2
+        with pytest.raises(DetokenizeError, match="names no token"):
+            tokenizer.token_bytes(hole)
+        with pytest.raises(DetokenizeError, match=f"token id {hole} names no token.*position 1"):
+            Detokenizer(tokenizer).open().push([0, hole])
+
+
+def test_a_byte_vocabulary_may_have_a_template() -> None:
+    tokenizer = ByteTokenizer("mine", {0: b"a"}, list, (), ChatTemplate("{{ messages[0].content }}!"))
+    assert tokenizer.chat([{"role": "user", "content": "hi"}]) == "hi!"
 
 
 def test_a_lone_surrogate_is_the_client_s_mistake(tmp_path: Path) -> None:
