@@ -160,6 +160,7 @@ def verify_request(
 
 
 def _verify_ids(field: str, ids: Any, vocab_size: int) -> None:
-    for token_id in ids:
+    ids = list(ids)
+    for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise ValidationError(f"{field} must hold ids in [0, {vocab_size - 1}], got {token_id}", field)

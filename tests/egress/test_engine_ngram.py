@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_kit import EOS, HOLE, OTHER_EOS, TINY, VOCAB, answer_to, finish, request, take
+from engine_kit import EOS, HOLE, OTHER_EOS, TINY, TOKENS, VOCAB, answer_to, finish, request, take
 
 from egress.engine import NGramEngine
 from egress.engine.sampler import Adjuster, Choice
 from egress.errors import ValidationError
+from egress.text import ByteTokenizer
 from egress.wire import Length, Stop, encode_batch
 
 CORPUS = """the ring is a circle of bytes.
@@ -396,6 +397,7 @@ def test_hidden_states_are_refused_without_the_option(corpus: str) -> None:
         ({"order": "five"}, "order"),
         ({"novelty": "nan"}, r"novelty .*number in \[0.001, 10.0\], got 'nan'"),
         ({"novelty": 0}, "novelty"),
+        ({"novelty": "much"}, "novelty"),
         ({"hidden_size": -1}, "hidden_size"),
         ({"corpus": "/nowhere/at/all"}, "corpus '/nowhere/at/all' cannot be read"),
         ({"colour": "red"}, "no option 'colour'; it has corpus, order"),
@@ -426,3 +428,31 @@ def test_a_chat_answer_begins_as_a_document_does(corpus: str) -> None:
     prompt = TINY.chat([{"role": "user", "content": "what is a ring?"}])
     answer = answer_to(engine, prompt, temperature=0, max_new_tokens=8)
     assert answer.ids == answer_to(engine, "", temperature=0, max_new_tokens=8).ids
+
+
+class Picky(ByteTokenizer):
+    """A tokenizer whose template wants other messages than the engine tries."""
+
+    def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **context: Any) -> str:
+        raise ValidationError("messages must begin with a system message", "messages")
+
+
+def test_a_template_that_refuses_and_no_chat_at_all_are_lived_with(corpus: str) -> None:
+    picky = Picky("picky", TOKENS, TINY.encode, (EOS,))
+
+    class Mute:
+        vocab_size, eos_token_ids = VOCAB, (EOS,)
+        encode, token_bytes, is_special = TINY.encode, TINY.token_bytes, TINY.is_special
+
+    for tokenizer in (picky, Mute()):
+        engine = NGramEngine(tokenizer, {"corpus": corpus, "order": 8})
+        assert answer_to(engine, "the ring is", temperature=0, max_new_tokens=9).text == " a circle"
+
+
+def test_forgotten_distributions_are_made_again(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: dict[str, Any] = {"top_p": 0.9, "sampling_seed": 4, "max_new_tokens": 200, "ignore_eos": True}
+    wanted = answer_to(NGramEngine(TINY, {"corpus": corpus}), "the", **fields).ids
+    monkeypatch.setattr("egress.engine.ngram._CACHED", 2)
+    engine = NGramEngine(TINY, {"corpus": corpus})
+    assert answer_to(engine, "the", **fields).ids == wanted
+    assert len(engine._choices) == len(engine._distributions) == 2
