@@ -36,6 +36,9 @@ __all__ = ["ChannelSink", "ChannelSource", "channel"]
 # always behind must not keep the loop to itself. Asyncio's own queue has no such bound.
 YIELD_EVERY = 64
 
+# A tuple made once: isinstance with a union makes the union each time, for half a microsecond.
+_ITEMS = (Frame, Done, Control, Error)
+
 _Waker: TypeAlias = Callable[[], None]
 
 
@@ -178,16 +181,21 @@ class ChannelSink:
             queue.append(item)
             return
         if waiting >= channel.capacity:
-            # Nobody else appends: the newest is the run that took the last place, or all are gone by now.
-            newest = queue[-1] if queue else None
+            try:
+                newest = queue[-1]
+            except IndexError:
+                # Everything was taken since `waiting` was read.
+                newest = None
+            # Nobody else appends, so the newest is what took the last place: a run.
             if isinstance(newest, _Run):
-                newest.events.append(event)
+                events = newest.events
+                events.append(event)
                 # SYNC: after the event is in; pairs with _Channel.merge. Unset: the reader will find the
                 # event. Set: either it has found it, and there is nothing to pop, or it never will.
                 if not newest.is_taken:
                     return
                 try:
-                    newest.events.pop()
+                    events.pop()
                 except IndexError:
                     return
         queue.append(_Run(event))
@@ -195,7 +203,7 @@ class ChannelSink:
     def _send_other(self, item: EgressItem) -> None:
         """Queue what is no plain Frame, or say why nothing can be sent."""
         channel = self._channel
-        if not isinstance(item, Frame | Done | Control | Error):
+        if not isinstance(item, _ITEMS):
             raise TypeError(f"a sink takes Frame, Done, Control or Error, got {type(item).__name__}")
         if not channel.is_open:
             raise self._why_closed()
