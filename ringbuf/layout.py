@@ -1,7 +1,7 @@
 """The byte map of a segment, and every check on it.
 
-A segment is a run of 4 KiB pages. Each page has one writer, except the wake page, so that every process can map
-writable only what it owns; what two sides write at full speed lies on cache lines of its own.
+A segment is a run of 4 KiB pages. Each page has one writer, except the wake page, so that every process can
+map writable only what it owns; what two sides write at full speed lies on cache lines of its own.
 
     page 0          header     written once by the creator, READY last; immutable afterwards
     page 1          producer   written by the producer (ENDED: by whoever replaces the ring)
@@ -9,8 +9,8 @@ writable only what it owns; what two sides write at full speed lies on cache lin
     page 3 + i      cursor i   written by the consumer in slot i
     page 3 + slots  data       `capacity` bytes (at least one page), written by the producer
 
-All words are unsigned 64-bit, native byte order (BYTE_ORDER tells), at 8-byte boundaries. Positions count bytes
-since position 0 of an endless stream and never wrap; position & (capacity - 1) is the offset in the data.
+All words are unsigned 64-bit, native byte order (BYTE_ORDER tells), at 8-byte boundaries. Positions count
+bytes since position 0 of an endless stream and never wrap; position & (capacity - 1) is the offset in the data.
 
 A frame, at an 8-byte boundary of the data and never across its end:
 
@@ -20,9 +20,9 @@ A frame, at an 8-byte boundary of the data and never across its end:
     payload
     unused bytes up to the next 8-byte boundary
 
-A padding frame is word 0 alone, with tag 0 and, as its length, the bytes from here to the end of the data. It needs
-one word, so every gap at the end can be named. A frame takes at most half the capacity: then padding and frame
-together always fit into an empty ring, wherever its position happens to be.
+A padding frame is word 0 alone, with tag 0 and, as its length, the bytes from here to the end of the data. It
+needs one word, so every gap at the end can be named. A frame takes at most half the capacity: then padding and
+frame together always fit into an empty ring, wherever its position happens to be.
 
 OS locks lie on the first byte of page 1 (the producer) and of page 3 + i (the consumer in slot i).
 """
@@ -76,6 +76,7 @@ P_FLOOR = 8  # oldest position a joining consumer may start at; never moves back
 P_FLOOR_SEQ = 9  # seq of the frame to be written at P_FLOOR_SEQ_POS, kept for resume
 P_FLOOR_SEQ_POS = 10
 P_WAITING = 16  # wake generation of a producer that waits for room, 0 when it does not
+P_GENERATION = 17  # the last generation it used; goes up only, over all incarnations
 P_STATE = 24
 P_INCARNATION = 25
 P_PID = 26
@@ -91,6 +92,7 @@ P_SKIPPED = 45
 P_WAKEUPS = 46
 P_SPURIOUS = 47
 P_EVICTED = 48
+P_RUNG_GENERATIONS = 64  # one byte per slot, as on the wake page: the last generation rung there
 
 STATE_LIVE = 1
 STATE_CLOSED = 2
@@ -113,15 +115,16 @@ C_START_POS = 12
 C_START_SEQ = 13
 C_LEASES = 16
 C_OLDEST_LEASE = 17  # seq; meaningful while C_LEASES is not 0
+C_GENERATION = 18  # the last wake generation used in this slot, by whomever
 C_WAKEUPS = 24
 C_SPURIOUS = 25
 C_RUNG = 26
-C_SKIPPED = 27
+C_COUNTERS_END = 27
 
 SLOT_FREE = 0
 SLOT_JOINING = 1  # picks its position: nothing may be reclaimed
 SLOT_LIVE = 2
-SLOT_STATE_BITS = 2
+C_ATTACHMENT_BIT = 2  # of C_STATE; below it the slot state
 
 # ---------------------------------------------------------------------------------------------------- frames
 
@@ -221,7 +224,7 @@ def header_words(geometry: Geometry) -> list[int]:
 
 
 def is_ready(words: Sequence[int]) -> bool:
-    """Whether the creator has finished; anything but 0 in READY counts, so that garbage is reported, not awaited."""
+    """Whether the creator has finished; any READY but 0 counts, so garbage is reported, not awaited."""
     return words[H_READY] != 0
 
 

@@ -1,0 +1,180 @@
+"""The consumer: reads frames at its own position, waits for more, tells an event loop when there are some.
+
+`Consumer.try_read` is the body's own function, without a wrapper. Everything else goes through a receiver, which
+never refers to the Consumer: so a handle that is dropped is closed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+
+from ringbuf.doorbell import readable
+from ringbuf.errors import RingClosed
+from ringbuf.lease import Frame
+from ringbuf.receiver import Receiver
+from ringbuf.wait import Deadline
+
+__all__ = ["Consumer"]
+
+# `async for` lets other tasks run after so many frames in a row.
+_FRAMES_A_TURN = 64
+
+
+class Consumer:
+    """One reader of a ring. Made by `ringbuf.attach`.
+
+    One thread at a time may use it; `close` may be called from any thread, and ends a read that waits there.
+    Iterating ends at the clean end of the ring and raises PeerDead like `read`.
+    """
+
+    __slots__ = {
+        "__weakref__": None,
+        "_finalizer": None,
+        "_receiver": None,
+        "_turn": None,
+        "try_read": """The next frame, or None when there is none: try_read() -> Frame | None.
+
+Never waits, and says nothing about a producer that died.
+
+Raises:
+    RingClosed: everything was read, and the ring or this handle is closed.
+    RingCorrupt: what the segment holds is no frame; so will every later read.
+    UseAfterFork: in a child of the process that opened it.
+
+Ordering: loads P_POS before the frame; stores C_CURSOR after it, unless the frame is a lease.
+Cost: a copy of a small payload, a lease of a large one; no system call unless the producer waits for room.
+""",
+    }
+
+    try_read: Callable[[], Frame | None]
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._turn = 0
+        self.try_read = receiver.reader.try_read
+        self._finalizer = weakref.finalize(self, receiver.close)
+
+    @property
+    def name(self) -> str:
+        """The ring's name."""
+        return self._receiver.name
+
+    @property
+    def slot(self) -> int:
+        """Which consumer slot this one has."""
+        return self._receiver.slot
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle was closed."""
+        return self._receiver.tenure.closed
+
+    def read(self, timeout: float | None = None) -> Frame:
+        """The next frame, waiting for it.
+
+        Args:
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            TimeoutError: none came in time.
+            PeerDead: the producer died and everything it published was read; once per incarnation.
+            RingClosed, RingCorrupt, UseAfterFork: as for try_read.
+        """
+        frame = self.try_read()
+        if frame is not None:
+            return frame
+        deadline = Deadline(timeout)
+        while self._receiver.watch.wait(deadline):
+            frame = self.try_read()
+            if frame is not None:
+                return frame
+        raise TimeoutError(f"no frame in ring {self.name!r} within {timeout} s")
+
+    def read_many(self, max_frames: int = 1024, timeout: float | None = 0.0) -> list[Frame]:
+        """What is there, at most `max_frames`, waiting for the first of them.
+
+        Args:
+            max_frames: at least 1.
+            timeout: seconds to wait for the first frame; 0 looks once, None waits for ever.
+
+        Returns:
+            The frames in order; [] when none came in time.
+
+        Raises:
+            PeerDead, RingClosed, RingCorrupt, UseAfterFork: as for read, and only when nothing was read.
+        """
+        if max_frames < 1:
+            raise ValueError(f"max_frames must be at least 1, not {max_frames}")
+        reader = self._receiver.reader
+        frames = reader.read_many(max_frames)
+        if frames:
+            return frames
+        if timeout == 0:
+            self._receiver.watch.raise_if_dead()
+            return frames
+        deadline = Deadline(timeout)
+        while self._receiver.watch.wait(deadline):
+            frames = reader.read_many(max_frames)
+            if frames:
+                break
+        return frames
+
+    def fileno(self) -> int:
+        """A descriptor for select, epoll or add_reader; it stays this consumer's.
+
+        It is readable until a read found nothing, and again when there is something to find: a frame, the end,
+        or the producer's death. So: when it is readable, read until nothing is left.
+
+        Raises:
+            RingClosed, UseAfterFork: this handle may not be used any more.
+        """
+        return self._receiver.watch.fileno()
+
+    def close(self) -> None:
+        """Stop reading and give the slot back, once no view of a frame is left. Closing again does nothing."""
+        self._finalizer.detach()
+        self._receiver.close()
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Frame:
+        try:
+            return self.read()
+        except RingClosed:
+            raise StopIteration from None
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Frame:
+        watch = self._receiver.watch
+        try:
+            fd = watch.fileno()
+            while True:
+                frame = self.try_read()
+                if frame is not None:
+                    self._turn += 1
+                    if self._turn >= _FRAMES_A_TURN:
+                        self._turn = 0
+                        await asyncio.sleep(0)
+                    return frame
+                watch.raise_if_dead()
+                self._turn = 0
+                await readable(fd)
+        except RingClosed:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer of ring {self.name!r} in slot {self.slot}{', closed' if self.closed else ''}>"

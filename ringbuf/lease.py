@@ -1,0 +1,253 @@
+"""Frames, and the leases that keep a frame's bytes in the ring while anybody looks at them.
+
+A frame is either a private copy of a small payload or a lease: a view of the ring. The two behave alike. A lease
+lives in one numpy array per frame, its root: every memoryview, slice, reshape or array made from the payload keeps
+that root alive, numpy collapsing the bases of views no further than to it. When the last of them dies, so does the
+root, and a weak reference to it tells the book.
+
+The book keeps a consumer's leases in order of position. The cursor stands at the oldest lease that lives, or where
+the consumer reads when there is none; so leases may end in any order and bytes are released in order. It outlives
+the consumer for as long as a view does: only then are the space and the slot given back.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from mmap import mmap
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringbuf.errors import FrameInUse
+from ringbuf.layout import C_CURSOR, C_LEASES, C_OLDEST_LEASE
+
+__all__ = ["Frame", "LeaseBook"]
+
+
+class Frame:
+    """One frame as a consumer got it.
+
+    Attributes:
+        tag: int, 1..255.
+        seq: int, the number of this frame since the ring was made.
+    """
+
+    __slots__ = ("_data", "seq", "tag")
+
+    tag: int
+    seq: int
+    _data: bytes | npt.NDArray[np.uint8] | None
+
+    @property
+    def payload(self) -> memoryview:
+        """The frame's bytes, read-only, format "B".
+
+        They stay as they are while this view lives, or anything made from it: a slice, a numpy array, a reshape.
+        It may outlive the consumer and the ring.
+
+        Raises:
+            ValueError: the frame was released.
+        """
+        data = self._data
+        if data is None:
+            raise ValueError(f"frame {self.seq} was released")
+        return memoryview(data)  # type: ignore[arg-type]  # numpy declares its buffer from 3.12 on
+
+    def release(self) -> None:
+        """Give the frame's bytes back to the producer, now instead of when its last view dies.
+
+        Calling it again does nothing.
+
+        Raises:
+            FrameInUse: views of the payload still live; nothing was changed.
+        """
+        if self._data is None:
+            return
+        views = self._references() - _OWN_REFERENCES
+        if views > 0:
+            raise FrameInUse(views, f"frame {self.seq}")
+        self._data = None
+
+    def _references(self) -> int:
+        return sys.getrefcount(self._data)
+
+    def __enter__(self) -> Frame:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except FrameInUse as in_use:
+            if error is None:
+                raise
+            # The reason why the block was left is the one to tell; the views end their lease when they die.
+            error.add_note(str(in_use))
+
+    def __len__(self) -> int:
+        data = self._data
+        return 0 if data is None else len(data)
+
+    def __repr__(self) -> str:
+        state = "released" if self._data is None else f"{len(self._data)} bytes"
+        return f"<Frame tag={self.tag} seq={self.seq} {state}>"
+
+
+def _own_references() -> int:
+    """How many references to its bytes a frame without views counts; the interpreter's own among them."""
+    frame = Frame()
+    frame._data = bytes(bytearray(16))
+    return frame._references()
+
+
+_OWN_REFERENCES = _own_references()
+
+
+class _Lease(weakref.ref[Any]):
+    """A weak reference to a frame's root, and where the frame lies."""
+
+    __slots__ = ("book", "ended", "position", "seq")
+
+    book: LeaseBook
+    ended: bool
+    position: int
+    seq: int
+
+
+def _root_died(lease: _Lease) -> None:
+    lease.book._end(lease)
+
+
+class LeaseBook:
+    """The leases of one consumer, in order.
+
+    Args:
+        own: words of the consumer's page.
+        data: the data pages, mapped read-only.
+        is_forked: whether this process is a child that inherited the book; then nothing is given back.
+        released: called after the cursor has moved, to wake a waiting producer.
+        last_ended: called when the book was closed and its last lease ends.
+    """
+
+    __slots__ = (
+        "_closing",
+        "_data",
+        "_ended",
+        "_is_forked",
+        "_last_ended",
+        "_leases",
+        "_live",
+        "_lock",
+        "_own",
+        "_released",
+        "hold",
+        "position",
+    )
+
+    def __init__(
+        self,
+        own: memoryview,
+        data: mmap,
+        is_forked: Callable[[], bool],
+        released: Callable[[], None],
+        last_ended: Callable[[], None],
+    ) -> None:
+        self._own = own
+        self._data = data
+        self._is_forked = is_forked
+        self._released = released
+        self._last_ended = last_ended
+        self._leases: deque[_Lease] = deque()
+        self._ended: deque[_Lease] = deque()
+        self._lock = threading.Lock()
+        self._live = 0
+        self._closing = False
+        # Of the body, set once it is made: where it reads, and whether it moves the cursor itself.
+        self.position: Callable[[], int]
+        self.hold: Callable[[bool], None]
+
+    def lease(self, tag: int, seq: int, position: int, offset: int, nbytes: int) -> Frame:
+        """A frame that is a view of the ring (or, below two bytes, of a private array).
+
+        Args:
+            position: where the frame begins, in the stream.
+            offset, nbytes: where its payload lies, in the data.
+        """
+        frame = Frame()
+        frame.tag = tag
+        frame.seq = seq
+        if nbytes < 2:
+            # The interpreter shares one object for equal bytes this short, so counting references to it would
+            # not tell whether this frame is in use.
+            root = np.array(list(self._data[offset : offset + nbytes]), np.uint8)
+            root.flags.writeable = False
+            frame._data = root
+            return frame
+        root = np.frombuffer(self._data, np.uint8, nbytes, offset)
+        lease = _Lease(root, _root_died)
+        lease.book = self
+        lease.ended = False
+        lease.position = position
+        lease.seq = seq
+        with self._lock:
+            # Held before the lease is in the book: a cursor that stays back is safe, one that passes is not.
+            self.hold(True)
+            self._leases.append(lease)
+            self._live += 1
+            self._count()
+        self._drain()
+        frame._data = root
+        return frame
+
+    def _count(self) -> None:
+        if self._leases:
+            self._own[C_OLDEST_LEASE] = self._leases[0].seq
+        self._own[C_LEASES] = self._live
+
+    def _end(self, lease: _Lease) -> None:
+        """A root died: anywhere, in any thread, even inside this book's own methods."""
+        if self._is_forked():
+            return
+        self._ended.append(lease)
+        self._drain()
+
+    def _drain(self) -> None:
+        # Whoever holds the lock looks again after giving it back, so a lease that finds it taken is not lost.
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._ended:
+            self._ended.popleft().ended = True
+            self._live -= 1
+        leases = self._leases
+        while leases and leases[0].ended:
+            leases.popleft()
+        if leases:
+            self._own[C_CURSOR] = leases[0].position
+        else:
+            # In this order: a read that is under way either sees the hold gone, or has already moved on.
+            self.hold(False)
+            self._own[C_CURSOR] = self.position()
+        self._count()
+        self._released()
+        if self._closing and not leases:
+            self._closing = False
+            self._last_ended()
+
+    def close(self) -> None:
+        """No lease is added any more; `last_ended` is called when none is left, perhaps at once."""
+        with self._lock:
+            self._closing = True
+            self._settle()
+        self._drain()

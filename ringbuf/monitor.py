@@ -1,0 +1,140 @@
+"""Looking at rings from outside, and removing what the dead left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+
+from ringbuf.counters import RingInfo, read_info
+from ringbuf.doorbell import SHM_DIR
+from ringbuf.errors import RingError, RingForbidden, RingNotFound
+from ringbuf.layout import check_name
+from ringbuf.names import (
+    open_descriptor,
+    opened,
+    read_geometry,
+    remove_names,
+    segment_path,
+    shared_names,
+    temporary_path,
+    unlink_shared,
+)
+from ringbuf.removal import try_remove_dead
+
+__all__ = ["inspect", "reap", "ring_names", "rings", "unlink"]
+
+_PREFIX = "ringbuf."
+_PART = re.compile(r"(?P<name>.+)~(?P<instance>[0-9a-f]{16})\.(?P<part>new|p|c[0-9]+)")
+
+
+def ring_names() -> list[str]:
+    """Every name in /dev/shm that a ring could bear, whatever lies there."""
+    return [file[len(_PREFIX) :] for file in shared_names() if "~" not in file]
+
+
+def inspect(name: str, *, owner: int | None = None) -> RingInfo:
+    """What a ring says about itself, live or dead; needs only read permission and changes nothing.
+
+    Args:
+        owner: uid the ring must belong to; None for this process's own.
+
+    Raises:
+        RingNotFound, RingForbidden, RingVersion, RingCorrupt: there is no such ring to be read.
+    """
+    check_name(name)
+    with opened(name, owner, os.O_RDONLY) as (fd, geometry):
+        return read_info(name, fd, geometry)
+
+
+def rings() -> list[RingInfo]:
+    """Every ring of this user that can be read, by name; what cannot is left out."""
+    found = []
+    for name in ring_names():
+        with contextlib.suppress(RingError, ValueError):
+            found.append(inspect(name))
+    return found
+
+
+def unlink(name: str) -> None:
+    """Remove a ring's name and FIFOs, whoever uses it; they keep what they have mapped.
+
+    A process that never slept before loses its doorbell with this and looks once a second instead.
+
+    Raises:
+        RingNotFound: there is nothing of this name.
+        RingForbidden: it belongs to another user.
+    """
+    check_name(name)
+    fd = open_descriptor(name, None)
+    try:
+        found = os.fstat(fd)
+        try:
+            geometry = read_geometry(name, fd)
+        except (RingNotFound, ValueError):
+            unlink_shared(segment_path(name))
+            return
+        remove_names(name, geometry.instance, geometry.slots, found.st_dev, found.st_ino)
+    finally:
+        os.close(fd)
+
+
+def reap() -> list[str]:
+    """Remove every ring of this user that no living process holds, and what killed creators left.
+
+    A ring in the making is locked by its creator and so never taken.
+
+    Returns:
+        The names of the rings that were removed, sorted; leftovers of a ring count under its name.
+    """
+    removed: set[str] = set()
+    files = shared_names()
+    for file in files:
+        if "~" not in file:
+            _reap_segment(file[len(_PREFIX) :], f"{SHM_DIR}/{file}", removed)
+    for file in files:
+        part = _PART.fullmatch(file[len(_PREFIX) :])
+        if part is None:
+            continue
+        path = f"{SHM_DIR}/{file}"
+        name, instance = part["name"], int(part["instance"], 16)
+        if part["part"] == "new":
+            _reap_segment(name, path, removed)
+        elif not _instance_exists(name, instance):
+            _reap_fifo(name, path, removed)
+    return sorted(removed)
+
+
+def _reap_segment(name: str, path: str, removed: set[str]) -> None:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        found = os.fstat(fd)
+        if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and try_remove_dead(name, fd, path):
+            removed.add(name)
+    finally:
+        os.close(fd)
+
+
+def _instance_exists(name: str, instance: int) -> bool:
+    """Whether a segment, finished or being made, owns FIFOs of this instance."""
+    if os.path.lexists(temporary_path(name, instance)):
+        return True
+    try:
+        with opened(name, None, os.O_RDONLY) as (_, geometry):
+            return geometry.instance == instance
+    except RingNotFound as error:
+        return error.reason != "missing"
+    except (RingForbidden, ValueError):
+        return True
+
+
+def _reap_fifo(name: str, path: str, removed: set[str]) -> None:
+    with contextlib.suppress(OSError):
+        found = os.stat(path, follow_symlinks=False)
+        if found.st_uid == os.geteuid() and stat.S_ISFIFO(found.st_mode):
+            os.unlink(path)
+            removed.add(name)

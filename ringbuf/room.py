@@ -1,0 +1,262 @@
+"""Room for the producer: what consumers have released, who holds it up, who is dead, and the wait for more.
+
+Reclaiming against joining. The producer may overwrite what lies below `reclaimed`. To move it up to R it
+
+    1. takes R, the lowest cursor of all live consumers    3. BARRIER
+    2. stores P_FLOOR = R                                  4. looks at the slots again
+
+and a consumer that joins
+
+    a. stores its slot as JOINING                          c. loads P_FLOOR (or P_POS) as its first position
+    b. BARRIER                                             d. stores the position, then its slot as LIVE
+
+If the producer's second look (4) sees no JOINING slot, then step a came after it, so c comes after 2 and the
+newcomer starts at R or above: R may be reclaimed. If it sees one, nothing is reclaimed this time, because the
+newcomer may have read the old floor. A LIVE slot below R, which joined at the old floor in between, counts with
+its own cursor. So a consumer never starts on bytes that may be overwritten, and P_FLOOR never moves back.
+
+Cursors are other processes' words: each is loaded once, and one that lies outside what is unreleased is
+corruption, reported and not believed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringbuf import layout
+from ringbuf._hooks import step
+from ringbuf.doorbell import consumer_party
+from ringbuf.errors import RingClosed, RingCorrupt, RingFull
+from ringbuf.layout import (
+    C_CURSOR,
+    C_LEASES,
+    C_OLDEST_LEASE,
+    C_PID,
+    C_STATE,
+    PAGE,
+    SLOT_FREE,
+    SLOT_JOINING,
+    C_ATTACHMENT_BIT,
+    WORD,
+    slot_page,
+)
+from ringbuf.tenure import Tenure
+from ringbuf.wait import Deadline, Sleeper, fence
+
+__all__ = ["Room"]
+
+_STATE_MASK = (1 << C_ATTACHMENT_BIT) - 1
+_SLOT_WORDS = PAGE // WORD
+# While a newcomer picks its position nobody rings; it takes microseconds unless its process is stopped.
+_JOINING_NAP_S = 0.001
+
+
+class Room:
+    """The producer's view of its consumers.
+
+    Args:
+        tenure: the producer's hold on the ring.
+        own: the words of the producer page, writable.
+        sleeper: the producer's parked flag.
+    """
+
+    __slots__ = (
+        "_control",
+        "_evicted",
+        "_first_slot",
+        "_full_since",
+        "_name",
+        "_slots",
+        "capacity",
+        "joining",
+        "own",
+        "reclaimed",
+        "sleeper",
+        "tenure",
+    )
+
+    def __init__(self, tenure: Tenure, own: memoryview, sleeper: Sleeper) -> None:
+        geometry = tenure.segment.geometry
+        self.tenure = tenure
+        self.own = own
+        self.sleeper = sleeper
+        self.capacity = geometry.capacity
+        # The lowest it can be. A predecessor may have stored a floor and died before its second look.
+        self.reclaimed: int = max(0, own[layout.P_POS] - geometry.capacity)
+        self.joining = False
+        self._name = tenure.segment.name
+        self._slots = geometry.slots
+        self._control = tenure.segment.control
+        self._first_slot = layout.SLOT_PAGES // WORD
+        # slot -> its state word when it was found dead; another attachment has another word.
+        self._evicted: dict[int, int] = {}
+        self._full_since = 0
+
+    # ------------------------------------------------------------------------------------------ consumers
+
+    def _cursors(self, published: int) -> list[tuple[int, int]]:
+        """(cursor, slot) of every attached consumer, lowest first; sets `joining`.
+
+        SYNC: loads C_STATE, then C_CURSOR; pairs with the consumer's store of its cursor before LIVE.
+        """
+        found = []
+        self.joining = False
+        control = self._control
+        for slot in range(self._slots):
+            base = self._first_slot + slot * _SLOT_WORDS
+            word = control[base + C_STATE]
+            state = word & _STATE_MASK
+            if state == SLOT_FREE or self._evicted.get(slot) == word:
+                continue
+            if state == SLOT_JOINING:
+                if self._is_dead(slot, word):
+                    continue
+                self.joining = True
+                continue
+            cursor = control[base + C_CURSOR]
+            if not self.reclaimed <= cursor <= published:
+                if self._is_dead(slot, word):
+                    continue
+                raise RingCorrupt(
+                    self._name,
+                    slot_page(slot) + C_CURSOR * WORD,
+                    f"cursor of slot {slot} is {cursor}, outside {self.reclaimed} to {published}",
+                )
+            found.append((cursor, slot))
+        found.sort()
+        return found
+
+    def _is_dead(self, slot: int, word: int) -> bool:
+        """Whether nobody holds the slot any more; it is then ignored until another consumer takes it."""
+        alive = self.tenure.segment.probe.consumer_alive(slot)
+        if alive is None:
+            alive = not self.tenure.bell(consumer_party(slot)).is_cut()
+        if not alive:
+            step("room.evict")
+            self._evicted[slot] = word
+            self.own[layout.P_EVICTED] += 1
+        return not alive
+
+    # --------------------------------------------------------------------------------------------- granting
+
+    def grant(self, position: int, need: int) -> int:
+        """Up to which position the producer may write, having looked at every consumer.
+
+        Args:
+            position: where the next frame would begin, published or not.
+            need: bytes it needs from there.
+
+        Returns:
+            A limit; less than position + need when the ring is full.
+
+        Raises:
+            RingClosed: closed, or replaced by another ring.
+            RingCorrupt: a cursor lies outside the ring.
+        """
+        self.tenure.check()
+        own = self.own
+        if own[layout.P_ENDED]:
+            raise RingClosed(self._name, "a replacement")
+        capacity = self.capacity
+        published = own[layout.P_POS]
+        cursors = self._cursors(published)
+        while cursors and cursors[0][0] + capacity < position + need:
+            slot = cursors[0][1]
+            if not self._is_dead(slot, self._state_word(slot)):
+                break
+            cursors = self._cursors(published)
+        if not self.joining:
+            # With nobody attached the floor stays: what it protects is kept for whoever comes.
+            lowest = cursors[0][0] if cursors else 0
+            if lowest > own[layout.P_FLOOR]:
+                self._raise_floor(lowest, published)
+            else:
+                self.reclaimed = min([own[layout.P_FLOOR], *(cursor for cursor, _ in cursors)])
+        used = position - self.reclaimed
+        if used > own[layout.P_HIGH_WATER]:
+            own[layout.P_HIGH_WATER] = used
+        limit = self.reclaimed + capacity
+        if limit < position + need:
+            self._note_full()
+            return limit
+        if self._full_since:
+            own[layout.P_FULL_NS] += time.monotonic_ns() - self._full_since
+            self._full_since = 0
+        # At most a quarter of the ring at once: so the high-water mark is sampled at least four times a lap.
+        return min(limit, position + max(need, capacity // 4))
+
+    def _state_word(self, slot: int) -> int:
+        word: int = self._control[self._first_slot + slot * _SLOT_WORDS + C_STATE]
+        return word
+
+    def _raise_floor(self, floor: int, published: int) -> None:
+        own = self.own
+        if floor == published:
+            # No frame will be left from which a successor could learn the next seq; see resume.
+            own[layout.P_FLOOR_SEQ] = own[layout.P_FRAMES]
+            own[layout.P_FLOOR_SEQ_POS] = floor
+        step("room.floor")
+        # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING, barrier,
+        # load of P_FLOOR.
+        own[layout.P_FLOOR] = floor
+        fence()
+        cursors = self._cursors(published)
+        if not self.joining:
+            self.reclaimed = min([floor, *(cursor for cursor, _ in cursors)])
+
+    def _note_full(self) -> None:
+        if not self._full_since:
+            self._full_since = time.monotonic_ns()
+            self.own[layout.P_FULL_EVENTS] += 1
+
+    # ---------------------------------------------------------------------------------------------- waiting
+
+    def wait(self, position: int, need: int, deadline: Deadline) -> int:
+        """Wait until the ring has room for `need` bytes at `position`.
+
+        Returns:
+            A limit as `grant` gives it.
+
+        Raises:
+            RingFull: not before the deadline; names the slowest consumer.
+        """
+        sleeper = self.sleeper
+        try:
+            while True:
+                sleeper.arm()
+                limit = self.grant(position, need)
+                if limit >= position + need:
+                    return limit
+                remaining = deadline.remaining()
+                if not remaining:
+                    raise self.full(need, deadline.waited())
+                nap = min(remaining, _JOINING_NAP_S) if self.joining else remaining
+                step("room.nap")
+                if sleeper.nap(self._lifelines(), nap):
+                    self.own[layout.P_WAKEUPS] += 1
+        finally:
+            sleeper.disarm()
+
+    def _lifelines(self) -> list[int]:
+        published = self.own[layout.P_POS]
+        return [self.tenure.bell(consumer_party(slot)).fileno() for _, slot in self._cursors(published)]
+
+    def full(self, need: int, waited: float) -> RingFull:
+        """The error that says who is in the way."""
+        published = self.own[layout.P_POS]
+        cursors = self._cursors(published)
+        if not cursors:
+            return RingFull(self._name, need, waited)
+        cursor, slot = cursors[0]
+        base = self._first_slot + slot * _SLOT_WORDS
+        leases = self._control[base + C_LEASES]
+        return RingFull(
+            self._name,
+            need,
+            waited,
+            slot=slot,
+            pid=self._control[base + C_PID],
+            lag=published - cursor,
+            leases=leases,
+            oldest_lease=self._control[base + C_OLDEST_LEASE] if leases else None,
+        )

@@ -1,0 +1,182 @@
+"""What a consumer does while nothing is there: notices the end, parks, and shows it to an event loop.
+
+Three things end a consumer's wait, and each has its own witness: a frame (P_POS, with the doorbell as a hint), the
+clean end (P_STATE or P_ENDED, set after the last publication), and the death of the producer (its lock, with its
+FIFO as a lifeline). Each is looked at only after P_POS was found unmoved, and P_POS is looked at once more before
+it is believed: so everything published comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ringbuf import layout
+from ringbuf._hooks import step
+from ringbuf.doorbell import PRODUCER, ReadySet
+from ringbuf.errors import PeerDead, RingClosed
+from ringbuf.layout import (
+    C_SPURIOUS,
+    C_WAKEUPS,
+    P_ENDED,
+    P_INCARNATION,
+    P_PID,
+    P_POS,
+    P_STATE,
+)
+from ringbuf.tenure import Tenure
+from ringbuf.wait import Deadline, Sleeper, spin_seconds
+
+__all__ = ["Watch"]
+
+# Between the moment a dying producer's FIFO closes and the one its lock goes, or while a successor has one and
+# not yet the other, the lifeline says nothing; look again this soon.
+_UNSURE_S = 0.01
+
+
+class Watch:
+    """One consumer's waiting.
+
+    Args:
+        tenure: its hold on the ring.
+        peer: words of the producer page.
+        own: words of its own page.
+        sleeper: its parked flag.
+    """
+
+    __slots__ = (
+        "_own",
+        "_peer",
+        "_ready",
+        "_ready_incarnation",
+        "_spin_s",
+        "_told_incarnation",
+        "position",
+        "refresh",
+        "sleeper",
+        "tenure",
+    )
+
+    def __init__(self, tenure: Tenure, peer: memoryview, own: memoryview, sleeper: Sleeper) -> None:
+        self.tenure = tenure
+        self.sleeper = sleeper
+        self._peer = peer
+        self._own = own
+        self._spin_s = spin_seconds()
+        self._told_incarnation = 0
+        self._ready: ReadySet | None = None
+        self._ready_incarnation = 0
+        # Of the body, set once it is made.
+        self.position: Callable[[], int]
+        self.refresh: Callable[[], bool]
+
+    # ----------------------------------------------------------------------------------- nothing was there
+
+    def idle(self) -> bool:
+        """What a read that found nothing asks: whether to look again.
+
+        Raises:
+            RingClosed: everything was read and no more will come.
+            UseAfterFork.
+        """
+        self.tenure.check()
+        peer = self._peer
+        if peer[P_STATE] == layout.STATE_CLOSED or peer[P_ENDED]:
+            # SYNC: load P_STATE, then P_POS again; pairs with the producer's store of P_POS before P_STATE.
+            if peer[P_POS] != self.position():
+                return True
+            raise RingClosed(self.tenure.segment.name, "a replacement" if peer[P_ENDED] else "the producer")
+        return self._ready is not None and self._rearm(self._ready)
+
+    def _rearm(self, ready: ReadySet) -> bool:
+        """Make the descriptor unreadable until something happens; True if it already has."""
+        self.sleeper.drain()
+        self.sleeper.arm()
+        bell = self.tenure.bell(PRODUCER)
+        incarnation = self._peer[P_INCARNATION]
+        if bell.is_cut():
+            ready.unwatch()
+            self._ready_incarnation = 0
+        elif self._ready_incarnation != incarnation:
+            ready.watch(bell.fileno())
+            self._ready_incarnation = incarnation
+        return bool(self._peer[P_POS] != self.position())
+
+    def fileno(self) -> int:
+        """A descriptor that is readable from now on until a read finds nothing, then whenever one may not."""
+        self.tenure.check()
+        if self._ready is None:
+            self._ready = ReadySet(self.sleeper.fifo)
+            bell = self.tenure.segment.bell(self.tenure.party)
+            bell.ring()
+            bell.close()
+        return self._ready.fileno()
+
+    # ------------------------------------------------------------------------------------------- the wait
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for a frame; False when none came before the deadline.
+
+        Raises:
+            RingClosed, PeerDead.
+        """
+        if self._spin_s:
+            spin_until = time.monotonic() + min(self._spin_s, deadline.remaining())
+            while time.monotonic() < spin_until:
+                if self.refresh():
+                    return True
+        sleeper = self.sleeper
+        slept = False
+        try:
+            while True:
+                sleeper.arm()
+                if self.refresh() or (self.idle() and self.refresh()):
+                    return True
+                if slept:
+                    self._own[C_SPURIOUS] += 1
+                self.raise_if_dead()
+                remaining = deadline.remaining()
+                if not remaining:
+                    return False
+                step("read.nap")
+                slept = sleeper.nap(*self._lifeline(remaining))
+                if slept:
+                    self._own[C_WAKEUPS] += 1
+        finally:
+            if self._ready is None and not self.tenure.forked:
+                sleeper.disarm()
+
+    def _lifeline(self, seconds: float) -> tuple[tuple[int, ...], float]:
+        """What to poll beside the doorbell, and for how long."""
+        if self._told_incarnation == self._peer[P_INCARNATION]:
+            # A successor rings every doorbell.
+            return (), seconds
+        bell = self.tenure.bell(PRODUCER)
+        if bell.is_cut():
+            return (), min(seconds, _UNSURE_S)
+        return (bell.fileno(),), seconds
+
+    def raise_if_dead(self) -> None:
+        """Raise PeerDead, the first time it is asked about a producer that died and left nothing unread."""
+        peer = self._peer
+        incarnation = peer[P_INCARNATION]
+        if incarnation == self._told_incarnation:
+            return
+        pid = peer[P_PID]
+        alive = self.tenure.segment.probe.producer_alive()
+        if alive is None:
+            alive = not self.tenure.bell(PRODUCER).is_cut()
+        # The lock was free after P_INCARNATION was loaded; what that producer published is all there is.
+        if alive or self.refresh() or peer[P_INCARNATION] != incarnation:
+            return
+        if peer[P_STATE] == layout.STATE_CLOSED or peer[P_ENDED]:
+            return
+        self._told_incarnation = incarnation
+        step("read.dead")
+        raise PeerDead(self.tenure.segment.name, pid, time.time(), incarnation)
+
+    def close(self) -> None:
+        """Give the event-loop descriptor back."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
