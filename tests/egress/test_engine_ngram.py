@@ -145,6 +145,12 @@ def test_min_new_tokens_holds_every_kind_of_stop_off(engine: NGramEngine) -> Non
     assert isinstance(answer.reason, Stop)
 
 
+def test_a_stop_string_inside_the_first_min_new_tokens_is_text(engine: NGramEngine) -> None:
+    fields: dict[str, Any] = {"temperature": 0, "stop": "a", "max_new_tokens": 9}
+    assert answer_to(engine, "the ring is", min_new_tokens=1, **fields).text == " a"
+    assert answer_to(engine, "the ring is", min_new_tokens=2, **fields).text == " a circle"
+
+
 def test_min_new_tokens_equal_to_max_gives_exactly_that_many(engine: NGramEngine) -> None:
     answer = answer_to(engine, "nd\n\n", min_new_tokens=30, max_new_tokens=30)
     assert (len(answer.ids), answer.reason) == (30, Length(length=30))

@@ -62,8 +62,9 @@ def random_distribution(seed: int, distinct: bool) -> Distribution:
     labels = rng.permutation(VOCAB) if distinct else rng.integers(0, 6, VOCAB)
     classes = TokenClasses(labels.astype(np.int64))
     ids = np.sort(rng.choice(VOCAB, 17, replace=False)).astype(np.int64)
-    logits = np.log(rng.dirichlet(np.full(17, 0.6)))
-    class_logits = -rng.random(len(classes.sizes)) * 6 - 2
+    # Shifted, so that repetition penalties meet both signs; a softmax does not see it.
+    logits = np.log(rng.dirichlet(np.full(17, 0.6))) + 4
+    class_logits = -rng.random(len(classes.sizes)) * 6 + 2
     return Distribution(classes, ids, logits, class_logits)
 
 
