@@ -60,6 +60,7 @@ class _Channel:
         "easy_until",
         "easy_width",
         "ending",
+        "full_after",
         "has_ended",
         "is_open",
         "max_tokens",
@@ -79,10 +80,12 @@ class _Channel:
         # Written by the sink. Tokens of all frames so far; a frame without ids counts as one, so that there
         # are never more frames than tokens.
         self.sent_tokens = 0
-        # Written by the source: tokens it took, and up to which sent_tokens no bound can be near.
+        # Written by the source: tokens it took; up to which sent_tokens no bound can be near; and up to which
+        # the bound on tokens holds.
         self.taken_tokens = 0
         self.easy_width = min(capacity - 1, max_tokens)
         self.easy_until = self.easy_width
+        self.full_after = max_tokens
         # Go up, or down, once. is_open says that none of the other three is set.
         self.is_open = True
         self.has_ended = False
@@ -120,7 +123,7 @@ class _Channel:
 
     def merge(self, run: _Run) -> Frame:
         # SYNC: before the events are read. A sender that still sees it unset has its event in by then; one
-        # that sees it set takes back what is not read. See ChannelSink._send_beyond.
+        # that sees it set takes back what is not read. See ChannelSink.try_send.
         run.is_taken = True
         events = []
         with contextlib.suppress(IndexError):
@@ -130,8 +133,9 @@ class _Channel:
         return Frame(events[0] if len(events) == 1 else merge_events(events))
 
     def took(self, tokens: int) -> None:
-        self.taken_tokens += tokens
-        self.easy_until = self.taken_tokens + self.easy_width
+        self.taken_tokens = taken = self.taken_tokens + tokens
+        self.easy_until = taken + self.easy_width
+        self.full_after = taken + self.max_tokens
 
     def end(self) -> SinkClosed | Truncated:
         """Why an empty queue stays empty."""
@@ -143,10 +147,11 @@ class _Channel:
 class ChannelSink:
     """The sending end; see `channel`. Dropping it is closing it."""
 
-    __slots__ = ("__weakref__", "_channel")
+    __slots__ = ("__weakref__", "_channel", "_last_run")
 
     def __init__(self, shared: _Channel) -> None:
         self._channel = shared
+        self._last_run: _Run | None = None
 
     def try_send(self, item: EgressItem) -> None:
         """Hand over `item`; never blocks.
@@ -157,10 +162,23 @@ class ChannelSink:
         """
         channel = self._channel
         if type(item) is Frame and channel.is_open:
-            tokens = channel.sent_tokens + (item.event.n_tokens or 1)
+            event = item.event
+            tokens = channel.sent_tokens + (event.n_tokens or 1)
             if tokens <= channel.easy_until:
                 channel.sent_tokens = tokens
                 channel.queue.append(item)
+            elif (
+                tokens <= channel.full_after
+                and len(channel.queue) >= channel.capacity
+                and (run := self._last_run) is not None
+            ):
+                # Nobody else appends, so the run that took the last place is still the newest.
+                channel.sent_tokens = tokens
+                run.events.append(event)
+                # SYNC: after the event is in; pairs with _Channel.merge. Unset: the reader will find it.
+                if not run.is_taken:
+                    return
+                self._take_back(run)
             else:
                 self._send_beyond(item, tokens)
         else:
@@ -169,36 +187,27 @@ class ChannelSink:
         if channel.wakers:
             channel.wake()
 
+    def _take_back(self, run: _Run) -> None:
+        """Queue anew the event that joined a run just taken, unless the reader has found it there."""
+        with contextlib.suppress(IndexError):
+            self._start_run(run.events.pop())
+
+    def _start_run(self, event: ChunkEvent) -> None:
+        self._last_run = run = _Run(event)
+        self._channel.queue.append(run)
+
     def _send_beyond(self, item: Frame, tokens: int) -> None:
         """Queue a frame when a bound may be near; `tokens` is sent_tokens with it."""
         channel = self._channel
-        queue, event, waiting = channel.queue, item.event, len(channel.queue)
-        if waiting and tokens - channel.taken_tokens > channel.max_tokens:
+        waiting = len(channel.queue)
+        if waiting and tokens > channel.full_after:
             held = channel.sent_tokens - channel.taken_tokens
             raise SinkFull(waiting, channel.capacity, held, channel.max_tokens)
         channel.sent_tokens = tokens
         if waiting < channel.capacity - 1:
-            queue.append(item)
-            return
-        if waiting >= channel.capacity:
-            try:
-                newest = queue[-1]
-            except IndexError:
-                # Everything was taken since `waiting` was read.
-                newest = None
-            # Nobody else appends, so the newest is what took the last place: a run.
-            if isinstance(newest, _Run):
-                events = newest.events
-                events.append(event)
-                # SYNC: after the event is in; pairs with _Channel.merge. Unset: the reader will find the
-                # event. Set: either it has found it, and there is nothing to pop, or it never will.
-                if not newest.is_taken:
-                    return
-                try:
-                    events.pop()
-                except IndexError:
-                    return
-        queue.append(_Run(event))
+            channel.queue.append(item)
+        else:
+            self._start_run(item.event)
 
     def _send_other(self, item: EgressItem) -> None:
         """Queue what is no plain Frame, or say why nothing can be sent."""
