@@ -133,9 +133,9 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
             self.top_k = 1
         if self.top_k == -1:
             self.top_k = TOP_K_ALL
-        for grammar in _GRAMMARS:
-            if getattr(self, grammar) == "":
-                setattr(self, grammar, None)
+        if "" in (self.json_schema, self.regex, self.ebnf, self.structural_tag):
+            for grammar in _GRAMMARS:
+                setattr(self, grammar, getattr(self, grammar) or None)
 
     @classmethod
     def parse(cls, data: Json | dict[str, Any]) -> SamplingParams:
