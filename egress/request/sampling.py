@@ -48,6 +48,9 @@ TOP_K_ALL = 1 << 30
 MAX_STOPS = 32
 MAX_STOP_REGEXES = 32
 
+# Admission walks the parse tree of every new pattern; its step budget is set for this size.
+MAX_STOP_REGEX_BYTES = 256
+
 # Below this a temperature would overflow the softmax; SGLang's _SAMPLING_EPS.
 GREEDY_BELOW = 1e-6
 
@@ -214,8 +217,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
                 f"at most {MAX_STOP_REGEXES} stop_regex patterns are allowed, got {len(regexes)}",
                 "stop_regex",
             )
-        build = RegexPattern.build
-        stop_regex_max_len = max([build(pattern).max_len for pattern in regexes]) if regexes else 0
+        stop_regex_max_len = max([_bound_of(pattern) for pattern in regexes]) if regexes else 0
         if skip_tokenizer_init:
             for field, given in (("stop", stops), ("stop_regex", regexes)):
                 if given:
@@ -362,6 +364,17 @@ def _refused_key(key: Any) -> ValidationError:
         return ValidationError(f"{key} is set by the server, not by a request", key)
     field = named(key)
     return ValidationError(f"{field!r} is no sampling parameter", field)
+
+
+def _bound_of(pattern: str) -> int:
+    """The longest match of an admitted stop regex, in characters."""
+    size = len(read_str("stop_regex", pattern).encode())
+    if size > MAX_STOP_REGEX_BYTES:
+        # Before anything looks at the pattern itself.
+        raise ValidationError(
+            f"stop_regex pattern is {size} bytes, over the {MAX_STOP_REGEX_BYTES}-byte limit", "stop_regex"
+        )
+    return RegexPattern.build(pattern).max_len
 
 
 def _outside(field: str, wanted: str, value: int | float) -> ValidationError:

@@ -137,6 +137,16 @@ def test_only_items_are_taken() -> None:
     assert source.try_recv() is None
 
 
+def test_a_kind_of_frame_is_a_frame() -> None:
+    class Marked(Frame, frozen=True):
+        pass
+
+    sink, source = channel(capacity=2)
+    for number in range(3):
+        sink.try_send(Marked(event(number)))
+    assert [ids(item) for item in drain(source)] == [[0], [1, 2]]
+
+
 @given(
     capacity=st.integers(1, 4),
     max_tokens=st.integers(1, 12),

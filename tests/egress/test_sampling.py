@@ -130,6 +130,15 @@ def test_thirty_two_stops_and_no_more(field: str, noun: str) -> None:
     assert refused.value.field == field
 
 
+def test_a_stop_regex_is_measured_in_bytes_before_it_is_read() -> None:
+    admitted({"stop_regex": "\u505c" * 85})
+    for pattern, size in (("\u505c" * 86, 258), ("(" * 257, 257), ("a" * 257, 257)):
+        with pytest.raises(ValidationError) as refused:
+            admitted({"stop_regex": ["a", pattern]})
+        assert str(refused.value) == f"stop_regex pattern is {size} bytes, over the 256-byte limit"
+        assert refused.value.field == "stop_regex"
+
+
 def test_the_longest_bound_counts() -> None:
     assert admitted({"stop_regex": ["abcdef", "a"]}).stop_regex_max_len == 6
 
