@@ -217,7 +217,7 @@ class ChannelSink:
         if not channel.is_open:
             raise self._why_closed()
         if isinstance(item, Frame):
-            self._send_beyond(item, channel.sent_tokens + (item.event.n_tokens or 1))
+            self.try_send(Frame(item.event))
             return
         if not channel.ending.acquire(blocking=False):
             raise self._why_closed()
