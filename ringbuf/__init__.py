@@ -28,44 +28,39 @@ from ringbuf.errors import (
     SharedMemoryFull,
     UseAfterFork,
 )
-from ringbuf.lease import Frame
+from ringbuf.frame import Frame
 from ringbuf.monitor import inspect, reap, rings, unlink
 from ringbuf.opening import attach, create, resume
 from ringbuf.producer import Producer
 
 __all__ = [
-    # opening a ring
-    "create",
-    "attach",
-    "resume",
-    # what is in your hands
-    "Producer",
     "Consumer",
-    "Frame",
-    # looking from outside
-    "rings",
-    "inspect",
-    "unlink",
-    "reap",
-    "RingInfo",
-    "ProducerInfo",
     "ConsumerInfo",
-    # errors
+    "Frame",
+    "FrameInUse",
+    "FrameTooLarge",
+    "NoFreeSlot",
+    "PeerDead",
+    "Producer",
+    "ProducerAlive",
+    "ProducerInfo",
+    "RingClosed",
+    "RingCorrupt",
     "RingError",
-    "RingNotFound",
     "RingExists",
     "RingForbidden",
     "RingFull",
-    "RingClosed",
-    "PeerDead",
-    "RingCorrupt",
+    "RingInfo",
+    "RingNotFound",
     "RingVersion",
-    "ProducerAlive",
-    "NoFreeSlot",
-    "FrameTooLarge",
-    "FrameInUse",
     "SharedMemoryFull",
     "UseAfterFork",
-    # which body runs: "c" or "python"
     "__impl__",
+    "attach",
+    "create",
+    "inspect",
+    "reap",
+    "resume",
+    "rings",
+    "unlink",
 ]

@@ -1,23 +1,23 @@
 """The ring's hot operations in pure Python: the specification of what a body does.
 
-A body is two factories, `make_writer` and `make_reader`. What they return is bundles of closures over private
-state; the fast path of each runs without another Python call, and everything slow (looking at consumers, waking,
-leases, errors) is a callback into code that exists once, above the body.
+A body is two factories, `make_writer` and `make_reader`. What they return is bundles of closures over
+private state; the fast path of each runs without another Python call, and everything slow (looking at
+consumers, waking, leases, errors) is a callback into code that exists once, above the body.
 
-Ordering. One aligned 8-byte store of P_POS publishes: a frame's bytes are stored before it, and a consumer loads
-it before it loads any of them. One aligned 8-byte store of C_CURSOR releases: a consumer's loads of the bytes come
-before it, and the producer loads it before it overwrites them. This body gets both from the machine: x86-64 keeps
-loads and stores in program order except that a load may pass an earlier store to another place, and an item of a
-memoryview cast to "Q" is loaded and stored by one 8-byte move (struct.pack_into is not: it clears first). Where
-a store must be seen before a later load, the sleep protocol in `wait` has the barrier. On other machines this body
-refuses to run; the C body has the fences.
+Ordering. One aligned 8-byte store of P_POS publishes: a frame's bytes are stored before it, and a consumer
+loads it before it loads any of them. One aligned 8-byte store of C_CURSOR releases: a consumer's loads of
+the bytes come before it, and the producer loads it before it overwrites them. This body gets both from the
+machine: x86-64 keeps loads and stores in program order except that a load may pass an earlier store to
+another place, and an item of a memoryview cast to "Q" is loaded and stored by one 8-byte move
+(struct.pack_into is not: it clears first). Where a store must be seen before a later load, the sleep
+protocol in `wait` has the barrier. On other machines this body refuses to run; the C body has the fences.
 
 Private state is kept small on purpose: offsets in the ring instead of 64-bit positions, because arithmetic on
 Python integers below 2**30 costs half; the position is formed only where it is stored.
 
-Interruption. KeyboardInterrupt may fall between any two steps. A writer's frame counts once its offset is taken,
-and becomes visible with the next publication at the latest; nothing is visible half. A reader's frame is released
-once its offset is taken.
+Interruption. KeyboardInterrupt may fall between any two steps. A writer's frame counts once its offset is
+taken, and becomes visible with the next publication at the latest; nothing is visible half. A reader's
+frame is released once its offset is taken.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from collections.abc import Callable, Sequence
 from mmap import mmap
 from typing import NamedTuple
 
+from ringbuf.frame import Frame
 from ringbuf.layout import (
     C_CURSOR,
-    C_NEXT_SEQ,
     FRAME_HEADER,
     LENGTH_BIT,
     P_FRAMES,
@@ -41,15 +41,15 @@ from ringbuf.layout import (
     TAG_MASK,
     WORD,
 )
-from ringbuf.lease import Frame
 
 __all__ = ["COPY_LIMIT", "Reader", "Writer", "make_reader", "make_writer", "unsupported"]
 
-# Payloads up to this many bytes are handed out as private copies: a copy of 4 KiB and a lease cost about the same
-# in this body (bench/frame_read.py).
+# Payloads up to this many bytes are handed out as private copies: a copy of 4 KiB and a lease cost about
+# the same in this body (bench/frame_read.py).
 COPY_LIMIT = 4096
 
 _ROUND_UP = FRAME_HEADER + WORD - 1
+_TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
 _SHUT = -1
 
 
@@ -68,8 +68,10 @@ class Writer(NamedTuple):
     """The producer's side of a body.
 
     try_write(tag, payload, align_at=0) -> bool: write and publish one frame if there is room.
-    put(tag, parts, nbytes, shift, step) -> bool: commit one checked frame without publishing; False when full.
-    put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how many.
+    put(tag, parts, nbytes, shift, step) -> bool: commit one checked frame without publishing; False when
+        full.
+    put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how
+        many.
     place(step) -> int: the offset where a frame of `step` bytes would go, padding committed; -1 when full.
     commit(tag, nbytes, shift, step): make the placed frame the next one, without publishing.
     publish(): make all committed frames visible, and wake who sleeps.
@@ -140,7 +142,8 @@ def make_writer(
                 offset = end
                 seq += 1
                 own[P_FRAMES] = seq
-                # SYNC: store P_POS after the frame's bytes; pairs with the consumer's load of P_POS before them.
+                # SYNC: store P_POS after the frame's bytes; pairs with the consumer's load of P_POS before
+                # them.
                 own[P_POS] = base + end
                 if fence is not None:
                     fence()
@@ -293,7 +296,8 @@ def make_reader(
         peer: words of the producer page, read-only.
         own: words of this consumer's page.
         words, data: the data pages, as words and as bytes, read-only.
-        capacity, position, seq: bytes; where the next frame is expected, and its seq, -1 to take it as it comes.
+        capacity, position, seq: bytes; where the next frame is expected, and its seq, -1 to take it as it
+            comes.
         idle: called when nothing is there; True to look again, raises when the ring has ended.
         lease: (tag, seq, position, offset of the payload, bytes) -> a frame that is a view.
         corrupt: (position, reason) -> the error to raise.
@@ -305,7 +309,6 @@ def make_reader(
     ready = offset  # frames are known to be published up to this offset, at most to the end of this lap
     held = False
     rung = 0
-    new = Frame.__new__
 
     def try_read() -> Frame | None:
         nonlocal offset, seq, rung
@@ -314,28 +317,28 @@ def make_reader(
         at = offset >> 3
         # SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS.
         head = words[at]
+        tag = head & _TAG_AND_SHIFT
         nbytes = head >> LENGTH_BIT
-        end = offset + (nbytes + _ROUND_UP & -WORD)
-        tag = head & (SHIFT_MASK << SHIFT_BIT | TAG_MASK)
-        if 1 < nbytes <= COPY_LIMIT and 0 < tag <= TAG_MASK and end <= ready and words[at + 1] == seq:
-            at = offset + FRAME_HEADER
-            frame = new(Frame)
-            frame.tag = tag
-            frame.seq = seq
-            frame._data = data[at : at + nbytes]
-            offset = end
-            seq += 1
-            own[C_NEXT_SEQ] = seq
-            if not held:
-                # SYNC: store C_CURSOR after the frame's bytes were loaded; pairs with the load in Room.grant.
-                own[C_CURSOR] = base + end
-                if fence is not None:
-                    fence()
-                # SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm.
-                waiting = peer[P_WAITING]
-                if waiting != rung:
-                    rung = wake_up(waiting)
-            return frame
+        if 1 < nbytes <= COPY_LIMIT and 0 < tag <= TAG_MASK:
+            end = offset + (nbytes + _ROUND_UP & -WORD)
+            if end <= ready and words[at + 1] == seq:
+                at = offset + FRAME_HEADER
+                frame = Frame()
+                frame.tag = tag
+                frame.seq = seq
+                frame._data = data[at : at + nbytes]
+                offset = end
+                seq += 1
+                if not held:
+                    # SYNC: store C_CURSOR after the frame's bytes were loaded; pairs with the load in Room.
+                    own[C_CURSOR] = base + end
+                    if fence is not None:
+                        fence()
+                    # SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm.
+                    waiting = peer[P_WAITING]
+                    if waiting != rung:
+                        rung = wake_up(waiting)
+                return frame
         return other_frame(head)
 
     def other_frame(head: int) -> Frame | None:
@@ -362,7 +365,7 @@ def make_reader(
             raise corrupt(base + offset + WORD, f"frame has seq {found}, expected {seq}")
         at = offset + FRAME_HEADER + shift
         if 1 < nbytes <= COPY_LIMIT:
-            frame = new(Frame)
+            frame = Frame()
             frame.tag = tag
             frame.seq = seq
             frame._data = data[at : at + nbytes]
@@ -370,7 +373,6 @@ def make_reader(
             frame = lease(tag, seq, base + offset, at, nbytes)
         offset += step
         seq += 1
-        own[C_NEXT_SEQ] = seq
         release()
         return frame
 
@@ -417,10 +419,11 @@ def make_reader(
     def read_many(max_frames: int) -> list[Frame]:
         frames: list[Frame] = []
         append = frames.append
-        while len(frames) < max_frames:
-            if offset >= ready and (frames or not look()) and not (frames and refresh()):
-                break
+        while len(frames) < max_frames and (
+            offset < ready or (refresh() if frames and ready >= 0 else look())
+        ):
             frame = try_read()
+            # A padding frame may be all there was to read.
             if frame is None:
                 break
             append(frame)

@@ -1,7 +1,8 @@
 """The consumer: reads frames at its own position, waits for more, tells an event loop when there are some.
 
-`Consumer.try_read` is the body's own function, without a wrapper. Everything else goes through a receiver, which
-never refers to the Consumer: so a handle that is dropped is closed at once.
+`Consumer.try_read` is the body's own function, without a wrapper. What the body calls back, the watch, the
+book of leases and the seat, never refers to the Consumer: so a handle that is dropped is closed at once,
+and the seat lives on as long as a view of a frame does.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
+from ringbuf import _ops
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
-from ringbuf.lease import Frame
-from ringbuf.receiver import Receiver
+from ringbuf.frame import Frame
+from ringbuf.lease import LeaseBook
+from ringbuf.seat import Seat
 from ringbuf.wait import Deadline
+from ringbuf.watch import Watch
 
 __all__ = ["Consumer"]
 
 # `async for` lets other tasks run after so many frames in a row.
 _FRAMES_A_TURN = 64
+
+
+def _leave(seat: Seat, watch: Watch, book: LeaseBook) -> None:
+    if seat.leave():
+        watch.close()
+        book.close()
 
 
 class Consumer:
@@ -33,8 +43,10 @@ class Consumer:
     __slots__ = {
         "__weakref__": None,
         "_finalizer": None,
-        "_receiver": None,
+        "_read_many": None,
+        "_seat": None,
         "_turn": None,
+        "_watch": None,
         "try_read": """The next frame, or None when there is none: try_read() -> Frame | None.
 
 Never waits, and says nothing about a producer that died.
@@ -51,26 +63,48 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
 
     try_read: Callable[[], Frame | None]
 
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    def __init__(self, seat: Seat) -> None:
+        watch = Watch(seat.tenure, seat.peer, seat.own, seat.sleeper)
+        book = LeaseBook(seat.own, seat.data, seat.is_forked, seat.released, seat.vacate)
+        reader = _ops.make_reader(
+            seat.peer,
+            seat.own,
+            seat.words,
+            seat.data,
+            capacity=seat.tenure.segment.geometry.capacity,
+            position=seat.position,
+            seq=-1,
+            idle=watch.idle,
+            lease=book.lease,
+            corrupt=seat.corrupt,
+            wake_up=seat.ring_producer,
+            fence=seat.waker_fence,
+        )
+        watch.position = book.position = reader.position
+        watch.refresh = reader.refresh
+        book.hold = reader.hold
+        seat.tenure.shut = reader.shut
+        self._seat = seat
+        self._watch = watch
         self._turn = 0
-        self.try_read = receiver.reader.try_read
-        self._finalizer = weakref.finalize(self, receiver.close)
+        self._read_many = reader.read_many
+        self.try_read = reader.try_read
+        self._finalizer = weakref.finalize(self, _leave, seat, watch, book)
 
     @property
     def name(self) -> str:
         """The ring's name."""
-        return self._receiver.name
+        return self._seat.name
 
     @property
     def slot(self) -> int:
         """Which consumer slot this one has."""
-        return self._receiver.slot
+        return self._seat.slot
 
     @property
     def closed(self) -> bool:
         """Whether this handle was closed."""
-        return self._receiver.tenure.closed
+        return self._seat.tenure.closed
 
     def read(self, timeout: float | None = None) -> Frame:
         """The next frame, waiting for it.
@@ -87,7 +121,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         if frame is not None:
             return frame
         deadline = Deadline(timeout)
-        while self._receiver.watch.wait(deadline):
+        while self._watch.wait(deadline):
             frame = self.try_read()
             if frame is not None:
                 return frame
@@ -108,16 +142,15 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         """
         if max_frames < 1:
             raise ValueError(f"max_frames must be at least 1, not {max_frames}")
-        reader = self._receiver.reader
-        frames = reader.read_many(max_frames)
+        frames = self._read_many(max_frames)
         if frames:
             return frames
         if timeout == 0:
-            self._receiver.watch.raise_if_dead()
+            self._watch.raise_if_dead()
             return frames
         deadline = Deadline(timeout)
-        while self._receiver.watch.wait(deadline):
-            frames = reader.read_many(max_frames)
+        while self._watch.wait(deadline):
+            frames = self._read_many(max_frames)
             if frames:
                 break
         return frames
@@ -125,18 +158,17 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
     def fileno(self) -> int:
         """A descriptor for select, epoll or add_reader; it stays this consumer's.
 
-        It is readable until a read found nothing, and again when there is something to find: a frame, the end,
-        or the producer's death. So: when it is readable, read until nothing is left.
+        It is readable until a read found nothing, and again when there is something to find: a frame, the
+        end, or the producer's death. So: when it is readable, read until nothing is left.
 
         Raises:
             RingClosed, UseAfterFork: this handle may not be used any more.
         """
-        return self._receiver.watch.fileno()
+        return self._watch.fileno()
 
     def close(self) -> None:
-        """Stop reading and give the slot back, once no view of a frame is left. Closing again does nothing."""
-        self._finalizer.detach()
-        self._receiver.close()
+        """Stop reading; the slot comes free when no view of a frame is left. Closing again does nothing."""
+        self._finalizer()
 
     def __iter__(self) -> Consumer:
         return self
@@ -151,7 +183,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         return self
 
     async def __anext__(self) -> Frame:
-        watch = self._receiver.watch
+        watch = self._watch
         try:
             fd = watch.fileno()
             while True:

@@ -50,10 +50,11 @@ class ConsumerInfo:
         alive: whether it holds its lock; one that does not holds nothing up any more.
         joining: it has a slot and no position yet.
         position: everything below is released.
-        lag_bytes, lag_frames: published and not released; published and not read.
+        lag_bytes, lag_frames: published and not released.
         leases: frames whose views live; oldest_lease is the seq of the first of them, None without.
         parked: it sleeps until it is rung.
-        wakeups, spurious, rung: sleeps that were ended, those of them with nothing to read, and rings it sent.
+        wakeups, spurious, rung: sleeps that were ended, those of them with nothing to read, and rings it
+            sent.
     """
 
     slot: int
@@ -136,7 +137,7 @@ def read_info(name: str, fd: int, geometry: Geometry) -> RingInfo:
     consumers = tuple(
         consumer
         for slot in range(geometry.slots)
-        if (consumer := _consumer(fd, slot, position, p[layout.P_FRAMES], bool(wake[slot]))) is not None
+        if (consumer := _consumer(fd, geometry, slot, p, bool(wake[slot]))) is not None
     )
     held = [consumer.position for consumer in consumers if consumer.alive and not consumer.joining]
     if p[layout.P_ENDED]:
@@ -176,7 +177,20 @@ def read_info(name: str, fd: int, geometry: Geometry) -> RingInfo:
     )
 
 
-def _consumer(fd: int, slot: int, published: int, frames: int, parked: bool) -> ConsumerInfo | None:
+def _lag_frames(fd: int, geometry: Geometry, cursor: int, published: int, frames: int) -> int:
+    """Frames from `cursor` on: the frame there tells its number, if it was not overwritten meanwhile."""
+    if not cursor < published <= cursor + geometry.capacity:
+        return 0
+    offset = cursor & (geometry.capacity - 1)
+    head, seq = struct.unpack("=2Q", os.pread(fd, 2 * WORD, geometry.data_offset + offset & -WORD))
+    if not head & layout.TAG_MASK:
+        _, seq = struct.unpack("=2Q", os.pread(fd, 2 * WORD, geometry.data_offset))
+    return int(max(0, frames - seq))
+
+
+def _consumer(
+    fd: int, geometry: Geometry, slot: int, producer: tuple[int, ...], parked: bool
+) -> ConsumerInfo | None:
     page = slot_page(slot)
     c = _page(fd, page)
     state = c[layout.C_STATE] & _STATE_MASK
@@ -184,6 +198,8 @@ def _consumer(fd: int, slot: int, published: int, frames: int, parked: bool) -> 
     if state == layout.SLOT_FREE and not alive:
         return None
     leases = c[layout.C_LEASES]
+    cursor = c[layout.C_CURSOR]
+    published = producer[layout.P_POS]
     return ConsumerInfo(
         slot=slot,
         pid=c[layout.C_PID],
@@ -191,9 +207,9 @@ def _consumer(fd: int, slot: int, published: int, frames: int, parked: bool) -> 
         since=c[layout.C_SINCE_NS] / 1e9,
         alive=alive,
         joining=state != layout.SLOT_LIVE,
-        position=c[layout.C_CURSOR],
-        lag_bytes=max(0, published - c[layout.C_CURSOR]),
-        lag_frames=max(0, frames - c[layout.C_NEXT_SEQ]),
+        position=cursor,
+        lag_bytes=max(0, published - cursor),
+        lag_frames=_lag_frames(fd, geometry, cursor, published, producer[layout.P_FRAMES]),
         leases=leases,
         oldest_lease=c[layout.C_OLDEST_LEASE] if leases else None,
         parked=parked,

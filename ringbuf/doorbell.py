@@ -1,12 +1,12 @@
 """Doorbells: one FIFO per party, beside the segment, that wakes its owner and shows its death.
 
 The owner holds its FIFO open for reading and writing, so it never sees an end of file; a waker opens it for
-writing only. That one open serves twice: a byte written to it wakes the owner, and poll reports POLLERR on it as
-soon as no reader is left, which is the moment the owner's process ends. A bell is only a hint, the state is in
-the ring: a full pipe, a missing FIFO or a dead owner are no errors here.
+writing only. That one open serves twice: a byte written to it wakes the owner, and poll reports POLLERR on
+it as soon as no reader is left, which is the moment the owner's process ends. A bell is only a hint, the
+state is in the ring: a full pipe, a missing FIFO or a dead owner are no errors here.
 
-All FIFOs are made by the creator of the segment, with its mode, and named after the instance, so a new ring of
-the same name has new ones.
+All FIFOs are made by the creator of the segment, with its mode, and named after the instance, so a new ring
+of the same name has new ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ import os
 import select
 import signal
 import stat
+import threading
 import weakref
 
 from ringbuf.layout import PAGE
 
-__all__ = ["PRODUCER", "Bell", "consumer_party", "fifo_path", "make_fifo", "open_bell"]
+__all__ = [
+    "PRODUCER",
+    "Bell",
+    "OwnBell",
+    "ReadySet",
+    "consumer_party",
+    "fifo_path",
+    "make_fifo",
+    "readable",
+]
 
 SHM_DIR = "/dev/shm"
 PRODUCER = "p"
@@ -47,28 +57,64 @@ def make_fifo(path: str, mode: int) -> None:
     os.chmod(path, mode)
 
 
-def open_bell(path: str) -> int:
-    """Open one's own FIFO, both ends.
+class OwnBell:
+    """One's own FIFO, both ends: what rings this side, and its lifeline for the others.
+
+    A thread may sleep on it while another closes it; then it is woken, and no read goes to a closed
+    descriptor.
 
     Raises:
-        FileNotFoundError: it was removed, so the ring is being removed.
+        FileNotFoundError: the FIFO was removed, so the ring is being removed.
     """
-    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FileNotFoundError(path)
-    # One page holds more bells than anybody lets collect; the default of 16 counts against the user's limit.
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, PAGE)
-    return fd
 
+    __slots__ = ("_fd", "_lock")
 
-def drain(fd: int) -> bytes:
-    """Everything that was rung since the last drain."""
-    try:
-        return os.read(fd, PAGE)
-    except BlockingIOError:
-        return b""
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise FileNotFoundError(path)
+        # One page holds more bells than anybody lets collect; the default of 16 counts against the user's
+        # limit.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, _F_SETPIPE_SZ, PAGE)
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """The descriptor, -1 once closed."""
+        return self._fd
+
+    def nudge(self) -> None:
+        """Wake whoever sleeps on it here."""
+        with contextlib.suppress(BlockingIOError), self._lock:
+            if self._fd >= 0:
+                os.write(self._fd, b"!")
+
+    def drain(self) -> bool:
+        """Empty it; whether anything was in it."""
+        with self._lock:
+            if self._fd < 0:
+                return False
+            try:
+                return bool(os.read(self._fd, PAGE))
+            except BlockingIOError:
+                return False
+
+    def close(self) -> None:
+        """Give the descriptor back, which tells the others that nobody is here."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def close_in_child(self) -> None:
+        """Close it after a fork, where the lock may be held by a thread that does not exist here."""
+        self._lock = threading.Lock()
+        self._close()
 
 
 class Bell:
@@ -177,7 +223,8 @@ class ReadySet:
 
 # ------------------------------------------------------------------------------------------------ asyncio
 
-# A loop looks at all its waiters once a second, with one timer whatever their number, and none while nobody waits.
+# A loop looks at all its waiters once a second, with one timer whatever their number, and none while nobody
+# waits.
 _RECHECK_S = 1.0
 
 

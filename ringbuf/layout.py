@@ -10,7 +10,8 @@ map writable only what it owns; what two sides write at full speed lies on cache
     page 3 + slots  data       `capacity` bytes (at least one page), written by the producer
 
 All words are unsigned 64-bit, native byte order (BYTE_ORDER tells), at 8-byte boundaries. Positions count
-bytes since position 0 of an endless stream and never wrap; position & (capacity - 1) is the offset in the data.
+bytes since position 0 of an endless stream and never wrap; position & (capacity - 1) is the offset in the
+data.
 
 A frame, at an 8-byte boundary of the data and never across its end:
 
@@ -20,9 +21,9 @@ A frame, at an 8-byte boundary of the data and never across its end:
     payload
     unused bytes up to the next 8-byte boundary
 
-A padding frame is word 0 alone, with tag 0 and, as its length, the bytes from here to the end of the data. It
-needs one word, so every gap at the end can be named. A frame takes at most half the capacity: then padding and
-frame together always fit into an empty ring, wherever its position happens to be.
+A padding frame is word 0 alone, with tag 0 and, as its length, the bytes from here to the end of the data.
+It needs one word, so every gap at the end can be named. A frame takes at most half the capacity: then
+padding and frame together always fit into an empty ring, wherever its position happens to be.
 
 OS locks lie on the first byte of page 1 (the producer) and of page 3 + i (the consumer in slot i).
 """
@@ -106,13 +107,11 @@ WAKE_PAGE = 2 * PAGE
 SLOT_PAGES = 3 * PAGE
 
 C_CURSOR = 0  # everything below is released
-C_NEXT_SEQ = 1  # seq of the next frame to read
 C_STATE = 8  # attachment << 2 | slot state
 C_PID = 9
 C_STARTED = 10
 C_SINCE_NS = 11
 C_START_POS = 12
-C_START_SEQ = 13
 C_LEASES = 16
 C_OLDEST_LEASE = 17  # seq; meaningful while C_LEASES is not 0
 C_GENERATION = 18  # the last wake generation used in this slot, by whomever

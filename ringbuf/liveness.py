@@ -1,8 +1,8 @@
 """Who is alive: open-file-description locks on bytes of the segment, never time-outs.
 
-The kernel ends such a lock with the process that holds it, whatever ended the process, also when it lives in
-another pid namespace; a stopped process keeps it. Pids and start times are written beside it for people to read,
-and decide nothing: a lock cannot be mistaken for another process of the same pid.
+The kernel ends such a lock with the process that holds it, whatever ended the process, also when it lives
+in another pid namespace; a stopped process keeps it. Pids and start times are written beside it for people
+to read, and decide nothing: a lock cannot be mistaken for another process of the same pid.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def is_locked(fd: int, offset: int, length: int = 1) -> bool:
 class LockProbe:
     """Asks about the locks of one segment, through a descriptor that is opened on the first question.
 
-    Once the name is gone the segment cannot be opened any more; then the answer is None and the caller has only
-    the peer's FIFO to go by.
+    Once the name is gone the segment cannot be opened any more; then the answer is None and the caller has
+    only the peer's FIFO to go by.
     """
 
     __slots__ = ("_device", "_fd", "_inode", "_path")

@@ -1,13 +1,14 @@
 """Pages of a segment in this process, without keeping a descriptor.
 
-`mmap.mmap` on a descriptor duplicates it for as long as the object lives, which would cost a process with many
-rings several descriptors each. So an anonymous `mmap` object is made first and the segment's pages are then
-mapped over it at the same address: slices stay as fast as `mmap`'s, any view of them keeps the pages mapped, and
-no descriptor is held.
+`mmap.mmap` on a descriptor duplicates it for as long as the object lives, which would cost a process with
+many rings several descriptors each. So an anonymous `mmap` object is made first and the segment's pages are
+then mapped over it at the same address: slices stay as fast as `mmap`'s, any view of them keeps the pages
+mapped, and no descriptor is held.
 
-An Anchor is a page that is mapped for one reason: a mapping holds the open file description it was made from,
-and with it the lock taken there, until it is unmapped. MADV_DONTFORK keeps it out of forked children, so the lock
-lives exactly as long as this process (or until close), costs no descriptor, and no child can hold it on.
+An Anchor is a page that is mapped for one reason: a mapping holds the open file description it was made
+from, and with it the lock taken there, until it is unmapped. MADV_DONTFORK keeps it out of forked children,
+so the lock lives exactly as long as this process (or until close), costs no descriptor, and no child can
+hold it on.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Literal
 from ringbuf import layout
 from ringbuf._hooks import step
 from ringbuf.consumer import Consumer
-from ringbuf.doorbell import PRODUCER, open_bell
+from ringbuf.doorbell import PRODUCER, OwnBell
 from ringbuf.errors import ProducerAlive, RingClosed, RingCorrupt, RingNotFound
 from ringbuf.layout import (
     LENGTH_BIT,
@@ -27,7 +27,7 @@ from ringbuf.liveness import process_start
 from ringbuf.mapping import Anchor, map_pages
 from ringbuf.names import pauses
 from ringbuf.producer import Producer
-from ringbuf.receiver import Receiver
+from ringbuf.seat import Seat
 from ringbuf.segment import Segment, create_segment, hold_lock, open_segment
 from ringbuf.sender import Sender
 from ringbuf.wait import best_barrier
@@ -55,8 +55,8 @@ def create(
 
     Args:
         name: 1 to 200 of A-Z a-z 0-9 . _ -, beginning with a letter or digit.
-        capacity: bytes for frames, a power of two from 64 to 2**40; all of them are reserved now. One frame may
-            take half.
+        capacity: bytes for frames, a power of two from 64 to 2**40; all of them are reserved now. One frame
+            may take half.
         slots: most consumers at once, 1 to 64.
         mode: permission bits of the segment and its FIFOs, exactly, whatever the umask. A consumer needs read
             and write.
@@ -83,14 +83,14 @@ def create(
 
 def _produce(segment: Segment, fd: int, anchor: Anchor, seq: int) -> Producer:
     try:
-        fifo = open_bell(segment.bell_path(PRODUCER))
+        fifo = OwnBell(segment.bell_path(PRODUCER))
     except FileNotFoundError:
         anchor.release()
         raise RingNotFound(segment.name, "being removed") from None
     try:
         return Producer(Sender(segment, fd, anchor, fifo, seq))
     except BaseException:
-        os.close(fifo)
+        fifo.close()
         anchor.release()
         raise
 
@@ -124,7 +124,7 @@ def attach(
         left = max(0.0, timeout - (time.monotonic() - started))
         segment, fd = open_segment(name, left, owner)
         try:
-            return Consumer(Receiver(segment, fd, start == "oldest"))
+            return Consumer(Seat(segment, fd, start == "oldest"))
         except RingNotFound:
             if time.monotonic() - started >= timeout:
                 raise
@@ -200,8 +200,9 @@ def _succeed(segment: Segment, fd: int) -> tuple[Anchor, int]:
 def next_seq(name: str, geometry: Geometry, own: memoryview, data: memoryview) -> int:
     """Seq of the frame to be written at P_POS, found without trusting a word that is stored beside it.
 
-    P_FRAMES may be ahead of P_POS by a publication that never came. So the frames from P_FLOOR, which nobody has
-    overwritten, are walked; if there are none, the floor was raised to P_POS and P_FLOOR_SEQ was stored before.
+    P_FRAMES may be ahead of P_POS by a publication that never came. So the frames from P_FLOOR, which
+    nobody has overwritten, are walked; if there are none, the floor was raised to P_POS and P_FLOOR_SEQ was
+    stored before.
 
     Raises:
         RingCorrupt: the words or the frames break the layout.

@@ -1,7 +1,8 @@
 """The producer: writes frames, waits for room, ends the ring.
 
-`Producer.try_write` is the body's own function, without a wrapper. Everything else goes through a sender, which
-the body calls back and which never refers to the Producer: so a handle that is dropped is closed at once.
+`Producer.try_write` is the body's own function, without a wrapper. Everything else goes through a sender,
+which the body calls back and which never refers to the Producer: so a handle that is dropped is closed at
+once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Producer:
         "__weakref__": None,
         "_finalizer": None,
         "_sender": None,
-        "try_write": """Write and publish one frame if there is room: try_write(tag, payload, align_at=0) -> bool.
+        "try_write": """Write and publish one frame if there is room.
+
+try_write(tag, payload, align_at=0) -> bool
 
 Never waits. The bytes are taken when it returns; the caller may change its buffers afterwards.
 
@@ -125,8 +128,8 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
             How many were published; less than all when the ring was full.
 
         Raises:
-            FrameTooLarge, TypeError, ValueError: one of them cannot be written; what was not yet published when
-                it was met never is.
+            FrameTooLarge, TypeError, ValueError: one of them cannot be written; what was not yet published
+                when it was met never is.
             FrameInUse, RingClosed, RingCorrupt, UseAfterFork: as for try_write.
         """
         listed = frames if isinstance(frames, (list, tuple)) else list(frames)
@@ -135,9 +138,9 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
     def claim(self, tag: int, nbytes: int, timeout: float | None = 0.0, *, align_at: int = 0) -> Claim:
         """Room for one frame, to be filled in place.
 
-        Used as `with producer.claim(tag, nbytes) as buf:`, where buf is a writable memoryview of nbytes bytes,
-        whose old contents are arbitrary. Leaving the block publishes the frame; an exception leaves nothing. Nothing
-        else can be written meanwhile.
+        Used as `with producer.claim(tag, nbytes) as buf:`, where buf is a writable memoryview of nbytes
+        bytes, whose old contents are arbitrary. Leaving the block publishes the frame; an exception leaves
+        nothing. Nothing else can be written meanwhile.
 
         Raises:
             RingFull: on entering, no room within `timeout` seconds.
@@ -150,8 +153,8 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
         """End the ring: consumers read what is left, then find RingClosed. Closing again does nothing.
 
         Args:
-            unlink: also remove the name; attached consumers keep reading. False leaves the ring to late readers,
-                until it is unlinked, reaped or replaced.
+            unlink: also remove the name; attached consumers keep reading. False leaves the ring to late
+                readers, until it is unlinked, reaped or replaced.
         """
         self._finalizer.detach()
         self._sender.close(unlink)

@@ -78,7 +78,8 @@ def try_remove_dead(name: str, fd: int, path: str) -> bool:
     try:
         geometry = read_geometry(name, fd)
     except (RingNotFound, ValueError):
-        # Never ready, or garbage: nobody can be attached, and its FIFOs, if any, are found by their own names.
+        # Never ready, or garbage: nobody can be attached, and its FIFOs, if any, are found by their own
+        # names.
         unlink_shared(path)
         return True
     remove_names(name, geometry.instance, geometry.slots, found.st_dev, found.st_ino)

@@ -10,10 +10,11 @@ and a consumer that joins
     a. stores its slot as JOINING                          c. loads P_FLOOR (or P_POS) as its first position
     b. BARRIER                                             d. stores the position, then its slot as LIVE
 
-If the producer's second look (4) sees no JOINING slot, then step a came after it, so c comes after 2 and the
-newcomer starts at R or above: R may be reclaimed. If it sees one, nothing is reclaimed this time, because the
-newcomer may have read the old floor. A LIVE slot below R, which joined at the old floor in between, counts with
-its own cursor. So a consumer never starts on bytes that may be overwritten, and P_FLOOR never moves back.
+If the producer's second look (4) sees no JOINING slot, then step a came after it, so c comes after 2 and
+the newcomer starts at R or above: R may be reclaimed. If it sees one, nothing is reclaimed this time,
+because the newcomer may have read the old floor. A LIVE slot below R, which joined at the old floor in
+between, counts with its own cursor. So a consumer never starts on bytes that may be overwritten, and
+P_FLOOR never moves back.
 
 Cursors are other processes' words: each is loaded once, and one that lies outside what is unreleased is
 corruption, reported and not believed.
@@ -28,6 +29,7 @@ from ringbuf._hooks import step
 from ringbuf.doorbell import consumer_party
 from ringbuf.errors import RingClosed, RingCorrupt, RingFull
 from ringbuf.layout import (
+    C_ATTACHMENT_BIT,
     C_CURSOR,
     C_LEASES,
     C_OLDEST_LEASE,
@@ -36,7 +38,6 @@ from ringbuf.layout import (
     PAGE,
     SLOT_FREE,
     SLOT_JOINING,
-    C_ATTACHMENT_BIT,
     WORD,
     slot_page,
 )
@@ -48,7 +49,7 @@ __all__ = ["Room"]
 _STATE_MASK = (1 << C_ATTACHMENT_BIT) - 1
 _SLOT_WORDS = PAGE // WORD
 # While a newcomer picks its position nobody rings; it takes microseconds unless its process is stopped.
-_JOINING_NAP_S = 0.001
+_UNSURE_S = 0.01
 
 
 class Room:
@@ -196,8 +197,8 @@ class Room:
             own[layout.P_FLOOR_SEQ] = own[layout.P_FRAMES]
             own[layout.P_FLOOR_SEQ_POS] = floor
         step("room.floor")
-        # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING, barrier,
-        # load of P_FLOOR.
+        # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
+        # barrier, load of P_FLOOR.
         own[layout.P_FLOOR] = floor
         fence()
         cursors = self._cursors(published)
@@ -230,16 +231,24 @@ class Room:
                 remaining = deadline.remaining()
                 if not remaining:
                     raise self.full(need, deadline.waited())
-                nap = min(remaining, _JOINING_NAP_S) if self.joining else remaining
+                lifelines = self._lifelines()
                 step("room.nap")
-                if sleeper.nap(self._lifelines(), nap):
+                if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if self.joining else remaining):
                     self.own[layout.P_WAKEUPS] += 1
         finally:
             sleeper.disarm()
 
     def _lifelines(self) -> list[int]:
-        published = self.own[layout.P_POS]
-        return [self.tenure.bell(consumer_party(slot)).fileno() for _, slot in self._cursors(published)]
+        """What reports an error when a consumer dies, for every one that lives."""
+        found = []
+        for _, slot in self._cursors(self.own[layout.P_POS]):
+            bell = self.tenure.bell(consumer_party(slot))
+            if not bell.is_cut():
+                found.append(bell.fileno())
+            elif not self._is_dead(slot, self._state_word(slot)):
+                # Between opening its FIFO and taking its slot, or the other way round.
+                self.joining = True
+        return found
 
     def full(self, need: int, waited: float) -> RingFull:
         """The error that says who is in the way."""

@@ -1,13 +1,14 @@
 """The life of a shared-memory object: named, locked, sized, filled, linked, opened, removed.
 
-A ring comes to be under a temporary name, `ringbuf.<name>~<instance>.new`, and is locked by its creator before it
-has a size; only a complete, ready segment is linked to `ringbuf.<name>`, and only if that name is free. So what
-bears a ring's name is never half made, and at every instant a lock tells a segment in the making from one left by
-the dead: whoever removes a segment first takes all its locks, and a creator whose temporary segment was taken
-between open and lock notices and starts over.
+A ring comes to be under a temporary name, `ringbuf.<name>~<instance>.new`, and is locked by its creator
+before it has a size; only a complete, ready segment is linked to `ringbuf.<name>`, and only if that name is
+free. So what bears a ring's name is never half made, and at every instant a lock tells a segment in the
+making from one left by the dead: whoever removes a segment first takes all its locks, and a creator whose
+temporary segment was taken between open and lock notices and starts over.
 
-Removing is by name only: whoever has the segment mapped keeps it. A name is removed by its owner (the producer),
-by an explicit unlink, or by a reaper that holds every lock, and only while it still leads to the same segment.
+Removing is by name only: whoever has the segment mapped keeps it. A name is removed by its owner (the
+producer), by an explicit unlink, or by a reaper that holds every lock, and only while it still leads to the
+same segment.
 """
 
 from __future__ import annotations

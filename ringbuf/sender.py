@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ringbuf import _ops, layout
 from ringbuf._hooks import step, wrap_words
-from ringbuf.doorbell import PRODUCER, consumer_party
+from ringbuf.doorbell import PRODUCER, OwnBell, consumer_party
 from ringbuf.errors import FrameInUse, RingFull
 from ringbuf.layout import PAGE, PRODUCER_PAGE, WAKE_PAGE, WORD, check_fits, check_tag, shift_for
 from ringbuf.mapping import Anchor, map_pages
@@ -51,7 +51,7 @@ class Sender:
         "writer",
     )
 
-    def __init__(self, segment: Segment, fd: int, anchor: Anchor, fifo: int, seq: int) -> None:
+    def __init__(self, segment: Segment, fd: int, anchor: Anchor, fifo: OwnBell, seq: int) -> None:
         geometry = segment.geometry
         sleeper_barrier, self._fence = barrier_for(segment.name, geometry.barrier)
         self.name = segment.name
@@ -127,7 +127,7 @@ class Sender:
         self.room.wait(position, need, deadline)
 
     def write_many(self, frames: Sequence[tuple[int, Payload]], timeout: float | None, align_at: int) -> int:
-        """Commit frame after frame, and publish once, or each time the ring is full and there is time to wait."""
+        """Commit frame after frame; publish once, and before every wait for room."""
         self._check()
         writer = self.writer
         shift = shift_for(align_at)
@@ -227,3 +227,6 @@ class Sender:
                 self.tenure.segment.remove_names()
         step("close.lock")
         self.tenure.give_back()
+        # The body's closures call back here; this ends the cycle. Whoever still has one finds the handle
+        # closed.
+        del self.writer

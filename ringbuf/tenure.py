@@ -1,8 +1,8 @@
 """What an open handle holds of a ring, and the processes that may use it.
 
-A tenure is a lock, a FIFO and a mapping, given back once. It also knows the two reasons why a handle may not be
-used any more: it was closed, or this is a forked child. A child holds nothing: its FIFO descriptors are closed,
-the lock never came along, and every call of an inherited handle raises UseAfterFork.
+A tenure is a lock, a FIFO and a mapping, given back once. It also knows the two reasons why a handle may
+not be used any more: it was closed, or this is a forked child. A child holds nothing: its FIFO descriptors
+are closed, the lock never came along, and every call of an inherited handle raises UseAfterFork.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 
-from ringbuf.doorbell import Bell
+from ringbuf.doorbell import Bell, OwnBell
 from ringbuf.errors import RingClosed, UseAfterFork
 from ringbuf.mapping import Anchor
 from ringbuf.segment import Segment
@@ -44,7 +44,7 @@ class Tenure:
         "shut",
     )
 
-    def __init__(self, segment: Segment, anchor: Anchor, fifo: int, party: str) -> None:
+    def __init__(self, segment: Segment, anchor: Anchor, fifo: OwnBell, party: str) -> None:
         self.segment = segment
         self.anchor = anchor
         self.fifo = fifo
@@ -80,9 +80,7 @@ class Tenure:
             return False
         self.closed = True
         self.shut()
-        nudge = self.segment.bell(self.party)
-        nudge.ring()
-        nudge.close()
+        self.fifo.nudge()
         return True
 
     def give_back(self) -> None:
@@ -90,15 +88,16 @@ class Tenure:
         for bell in self.bells.values():
             bell.close()
         self.segment.probe.close()
-        fifo, self.fifo = self.fifo, -1
-        if fifo >= 0:
-            os.close(fifo)
+        self.fifo.close()
         self.anchor.release()
 
     def _leave_to_parent(self) -> None:
         self.forked = True
         self.anchor.forget()
-        self.give_back()
+        for bell in self.bells.values():
+            bell.close()
+        self.segment.probe.close()
+        self.fifo.close_in_child()
         self.shut()
 
 

@@ -3,20 +3,22 @@
     sleeper: flag = generation;  BARRIER;  look at the ring again;  poll (at most 1 s)
     waker:   publish;            BARRIER;  look at the flag;        ring if it is set
 
-Each side stores, then loads what the other stores; without a barrier between, a processor may do its load first,
-both see nothing and the sleeper sleeps on. Two ways to pay, fixed in the header page when the ring is made:
+Each side stores, then loads what the other stores; without a barrier between, a processor may do its load
+first, both see nothing and the sleeper sleeps on. Two ways to pay, fixed in the header page when the ring
+is made:
 
 - BARRIER_SLEEPER: the sleeper alone, with membarrier(2): the call returns only after every thread of every
-  registered process has passed a full barrier. If that fell before the waker's store, its look comes later and
-  sees the flag; if after, the sleeper's second look sees the publication. Parking costs about 2 us more, and
-  publishing costs nothing. Every party registers when it opens the ring.
-- BARRIER_WAKER: each waker fences on every publication (in Python a lock operation, 70-180 ns). Taken where the
-  kernel or a seccomp filter has no membarrier.
+  registered process has passed a full barrier. If that fell before the waker's store, its look comes later
+  and sees the flag; if after, the sleeper's second look sees the publication. Parking costs about 2 us
+  more, and publishing costs nothing. Every party registers when it opens the ring.
+- BARRIER_WAKER: each waker fences on every publication (in Python a lock operation, 70-180 ns). Taken where
+  the kernel or a seccomp filter has no membarrier.
 
-The flag is a generation, not a bit: a waker rings each generation once, however much it publishes meanwhile. The
-sleeper takes another generation only after it drained its FIFO, and one that no waker can have rung: so "already
-rung" always means that a byte still lies there. (The producer's generations count up; a consumer has only a byte
-and avoids the two values the producer may hold, the one it last rang and the one that was up until now.)
+The flag is a generation, not a bit: a waker rings each generation once, however much it publishes
+meanwhile. The sleeper takes another generation only after it drained its FIFO, and one that no waker can
+have rung: so "already rung" always means that a byte still lies there. (The producer's generations count
+up; a consumer has only a byte and avoids the two values the producer may hold, the one it last rang and the
+one that was up until now.)
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ringbuf.doorbell import drain
+from ringbuf.doorbell import OwnBell
 from ringbuf.errors import RingError
 from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER
 
@@ -168,7 +170,7 @@ class Sleeper:
         self,
         flags: memoryview,
         index: int,
-        fifo: int,
+        fifo: OwnBell,
         barrier: Callable[[], None],
         renew: Callable[[], int],
     ) -> None:
@@ -197,7 +199,7 @@ class Sleeper:
 
     def drain(self) -> bool:
         """Empty the FIFO; whether anything was in it. Arm again, then look again, before sleeping."""
-        if not drain(self.fifo):
+        if not self.fifo.drain():
             return False
         self._generation = self._renew()
         return True
@@ -208,8 +210,11 @@ class Sleeper:
         Returns:
             Whether anything but time ended the sleep. Signals do not shorten it, PEP 475.
         """
+        own = self.fifo.fileno()
+        if own < 0:
+            return True
         poll = select.poll()
-        poll.register(self.fifo, select.POLLIN)
+        poll.register(own, select.POLLIN)
         for fd in lifelines:
             if fd >= 0:
                 poll.register(fd, 0)

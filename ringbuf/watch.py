@@ -1,9 +1,9 @@
 """What a consumer does while nothing is there: notices the end, parks, and shows it to an event loop.
 
-Three things end a consumer's wait, and each has its own witness: a frame (P_POS, with the doorbell as a hint), the
-clean end (P_STATE or P_ENDED, set after the last publication), and the death of the producer (its lock, with its
-FIFO as a lifeline). Each is looked at only after P_POS was found unmoved, and P_POS is looked at once more before
-it is believed: so everything published comes first.
+Three things end a consumer's wait, and each has its own witness: a frame (P_POS, with the doorbell as a
+hint), the clean end (P_STATE or P_ENDED, set after the last publication), and the death of the producer
+(its lock, with its FIFO as a lifeline). Each is looked at only after P_POS was found unmoved, and P_POS is
+looked at once more before it is believed: so everything published comes first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ringbuf.wait import Deadline, Sleeper, spin_seconds
 
 __all__ = ["Watch"]
 
-# Between the moment a dying producer's FIFO closes and the one its lock goes, or while a successor has one and
-# not yet the other, the lifeline says nothing; look again this soon.
+# Between the moment a dying producer's FIFO closes and the one its lock goes, or while a successor has one
+# and not yet the other, the lifeline says nothing; look again this soon.
 _UNSURE_S = 0.01
 
 
@@ -106,10 +106,8 @@ class Watch:
         """A descriptor that is readable from now on until a read finds nothing, then whenever one may not."""
         self.tenure.check()
         if self._ready is None:
-            self._ready = ReadySet(self.sleeper.fifo)
-            bell = self.tenure.segment.bell(self.tenure.party)
-            bell.ring()
-            bell.close()
+            self._ready = ReadySet(self.sleeper.fifo.fileno())
+            self.sleeper.fifo.nudge()
         return self._ready.fileno()
 
     # ------------------------------------------------------------------------------------------- the wait

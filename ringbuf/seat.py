@@ -1,23 +1,21 @@
-"""The consumer's half of a ring, below its handle: its slot, how it joins, and how it leaves."""
+"""A consumer's slot: how it is taken, how its holder joins the ring, and how it is left."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from ringbuf import _ops, layout
+from ringbuf import layout
 from ringbuf._hooks import step, wrap_words
-from ringbuf.doorbell import PRODUCER, consumer_party, open_bell
+from ringbuf.doorbell import PRODUCER, OwnBell, consumer_party
 from ringbuf.errors import NoFreeSlot, RingCorrupt, RingNotFound
 from ringbuf.layout import (
     C_ATTACHMENT_BIT,
     C_CURSOR,
     C_GENERATION,
-    C_NEXT_SEQ,
     C_RUNG,
     C_STATE,
     P_FLOOR,
-    P_FRAMES,
     P_POS,
     P_WAITING,
     PAGE,
@@ -25,23 +23,21 @@ from ringbuf.layout import (
     SLOT_FREE,
     SLOT_JOINING,
     SLOT_LIVE,
-    TAG_MASK,
     WAKE_PAGE,
     WORD,
     slot_page,
 )
-from ringbuf.lease import LeaseBook
 from ringbuf.liveness import process_start
 from ringbuf.mapping import Anchor, map_pages
 from ringbuf.segment import Segment, hold_lock
 from ringbuf.tenure import Tenure
 from ringbuf.wait import Sleeper, barrier_for, fence
-from ringbuf.watch import Watch
 
-__all__ = ["Receiver", "take_slot"]
+__all__ = ["Seat", "take_slot"]
 
 _GENERATIONS = 255
-# While somebody removes a segment it holds every lock for a moment; all slots busy for longer is what it says.
+# While somebody removes a segment it holds every lock for a moment; all slots busy for longer is what it
+# says.
 _BUSY_S = 0.05
 
 
@@ -63,8 +59,8 @@ def take_slot(segment: Segment) -> tuple[int, Anchor]:
         time.sleep(0.001)
 
 
-class Receiver:
-    """One consumer's slot, its body and its leases.
+class Seat:
+    """One consumer's hold on the ring: its slot, its page, its first position.
 
     Args:
         segment: the mapped segment.
@@ -77,66 +73,56 @@ class Receiver:
         RingCorrupt: the producer's words are impossible.
     """
 
-    __slots__ = ("_wake", "book", "name", "own", "peer", "reader", "slot", "tenure", "watch")
+    __slots__ = (
+        "_wake",
+        "data",
+        "name",
+        "own",
+        "peer",
+        "position",
+        "sleeper",
+        "slot",
+        "tenure",
+        "waker_fence",
+        "words",
+    )
 
     def __init__(self, segment: Segment, fd: int, oldest: bool) -> None:
         geometry = segment.geometry
-        sleeper_barrier, waker_fence = barrier_for(segment.name, geometry.barrier)
+        barrier, self.waker_fence = barrier_for(segment.name, geometry.barrier)
         self.name = segment.name
+        self.peer = segment.words(PRODUCER_PAGE, "producer")
+        self._wake = memoryview(map_pages(fd, WAKE_PAGE, PAGE, writable=True))
+        self.data = map_pages(fd, geometry.data_offset, geometry.data_bytes, writable=False)
+        self.words = wrap_words("data", memoryview(self.data).cast("Q"))
         self.slot, anchor = take_slot(segment)
         party = consumer_party(self.slot)
         try:
             step("attach.locked")
-            fifo = open_bell(segment.bell_path(party))
-        except FileNotFoundError:
+            page = map_pages(fd, slot_page(self.slot), PAGE, writable=True)
+            self.own = wrap_words(party, memoryview(page).cast("Q"))
+            fifo = OwnBell(segment.bell_path(party))
+        except BaseException as error:
             anchor.release()
-            raise RingNotFound(segment.name, "being removed") from None
-        except BaseException:
-            anchor.release()
+            if isinstance(error, FileNotFoundError):
+                raise RingNotFound(segment.name, "being removed") from None
             raise
         self.tenure = Tenure(segment, anchor, fifo, party)
         try:
-            page = map_pages(fd, slot_page(self.slot), PAGE, writable=True)
-            self.own = wrap_words(party, memoryview(page).cast("Q"))
-            self._wake = memoryview(map_pages(fd, WAKE_PAGE, PAGE, writable=True))
             self._wake[self.slot] = 0
-            self.peer = segment.words(PRODUCER_PAGE, "producer")
-            data = map_pages(fd, geometry.data_offset, geometry.data_bytes, writable=False)
-            words = wrap_words("data", memoryview(data).cast("Q"))
-            position = self._join(oldest, words)
-            # Whoever removes a ring first makes sure that nobody is attached; this slot may have come too late
-            # for that, and then nobody would ever write here.
+            self.position = self._join(oldest)
+            # Whoever removes a ring first makes sure that nobody is attached; this slot may have come too
+            # late for that, and then nobody would ever write here.
             if not segment.still_named():
                 raise RingNotFound(segment.name, "being removed")
+            self.sleeper = Sleeper(self._wake, self.slot, fifo, barrier, self._next_generation)
         except BaseException:
-            self._vacate()
+            self.vacate()
             raise
-        sleeper = Sleeper(self._wake, self.slot, fifo, sleeper_barrier, self._next_generation)
-        self.watch = Watch(self.tenure, self.peer, self.own, sleeper)
-        # The book may outlive this receiver, and needs of it only what outlives it too.
-        self.book = LeaseBook(self.own, data, self._is_forked, self._released, self._vacate)
-        self.reader = _ops.make_reader(
-            self.peer,
-            self.own,
-            words,
-            data,
-            capacity=geometry.capacity,
-            position=position,
-            seq=-1,
-            idle=self.watch.idle,
-            lease=self.book.lease,
-            corrupt=self._corrupt,
-            wake_up=self.ring_producer,
-            fence=waker_fence,
-        )
-        self.watch.position = self.book.position = self.reader.position
-        self.watch.refresh = self.reader.refresh
-        self.book.hold = self.reader.hold
-        self.tenure.shut = self.reader.shut
 
     # ---------------------------------------------------------------------------------------------- joining
 
-    def _join(self, oldest: bool, words: memoryview) -> int:
+    def _join(self, oldest: bool) -> int:
         """Become LIVE at a position whose bytes will not be overwritten; see `room` for the argument."""
         own = self.own
         attachment = (own[C_STATE] >> C_ATTACHMENT_BIT) + 1 << C_ATTACHMENT_BIT
@@ -161,23 +147,11 @@ class Receiver:
             )
         position = floor if oldest else published
         own[layout.C_START_POS] = position
-        own[C_NEXT_SEQ] = own[layout.C_START_SEQ] = self._seq_at(position, published, words, capacity)
         # SYNC: store C_CURSOR before LIVE; pairs with Room's load of C_STATE before C_CURSOR.
         own[C_CURSOR] = position
         own[C_STATE] = attachment | SLOT_LIVE
         step("attach.live")
         return position
-
-    def _seq_at(self, position: int, published: int, words: memoryview, capacity: int) -> int:
-        """Seq of the frame at `position`, for the counters only: the body takes it from the frame itself."""
-        if position < published:
-            at = (position & (capacity - 1)) // WORD
-            if not words[at] & TAG_MASK:
-                at = 0
-            seq: int = words[at + 1]
-            return seq
-        frames: int = self.peer[P_FRAMES]
-        return frames
 
     def _next_generation(self) -> int:
         """A wake generation that the producer cannot hold for rung, whatever it is about to store there."""
@@ -199,32 +173,35 @@ class Receiver:
             self.own[C_RUNG] += 1
         return generation
 
-    def _released(self) -> None:
+    def released(self) -> None:
+        """Ring the producer if it waits; after the cursor has moved."""
         self.ring_producer(self.peer[P_WAITING])
 
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
+        """Whether this is a child that inherited the seat."""
         return self.tenure.forked
 
-    def _corrupt(self, position: int, reason: str) -> RingCorrupt:
+    def corrupt(self, position: int, reason: str) -> RingCorrupt:
+        """The error for a frame that cannot be, at `position` of the stream."""
         geometry = self.tenure.segment.geometry
         return RingCorrupt(self.name, geometry.data_offset + (position & (geometry.capacity - 1)), reason)
 
-    # ------------------------------------------------------------------------------------------------- end
+    # ------------------------------------------------------------------------------------------------ leaving
 
-    def close(self) -> None:
-        """Stop reading; the slot comes free now, or when the last lease ends."""
+    def leave(self) -> bool:
+        """Stop reading: no more rings are wanted here. False when that was done before."""
         if not self.tenure.close():
-            return
+            return False
         step("detach.begin")
-        self.watch.close()
         self._wake[self.slot] = 0
-        self.book.close()
+        return True
 
-    def _vacate(self) -> None:
+    def vacate(self) -> None:
+        """Free the slot, and tell a producer that waited for it."""
         own = self.own
         own[C_STATE] = own[C_STATE] >> C_ATTACHMENT_BIT << C_ATTACHMENT_BIT | SLOT_FREE
         step("detach.free")
         # SYNC: store C_STATE, barrier, load P_WAITING; pairs with Sleeper.arm of a waiting producer.
         fence()
-        self._released()
+        self.released()
         self.tenure.give_back()
