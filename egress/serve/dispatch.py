@@ -162,7 +162,8 @@ class Dispatch(Protocol):
         """Send all generations on their way, or none of them.
 
         Raises:
-            ValidationError: two generations carry the same client rid, or one is too long (a 400).
+            ValidationError: a client rid is too long (a 400). The same one may come twice: the choices of one
+                answer share theirs, and end together when it is aborted.
             Overloaded: a request ring has no room, or the server drains (a 503).
             ShardDown: a shard that one of them belongs to is not there (a 503).
         """
