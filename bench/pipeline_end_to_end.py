@@ -1,0 +1,159 @@
+"""From an engine's step in one process to an event in every request's sink in another.
+
+One sender and one receiver process per transport, pinned to a core each; rounds of all transports in turns.
+Before a case is measured, one step is compared with what was sent, value by value, in every sink.
+
+    python -m bench.pipeline_end_to_end [--smoke] [--rounds N] [--only TRANSPORT,...]
+
+tokens/s and CPU per token (both processes together): medians over groups of steps sent back to back. Latency:
+one step at a time, both sides asleep before it. It would lie if one transport's sinks were drained inside the
+clock and another's were not, or if the sender's work (lists made of arrays, encoding) were left out: neither is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from bench import harness
+from bench.pipeline_peer import OURS, SGLANG, TRANSPORTS, Order, Pair
+
+# (kind, requests, steps per group): a group stays below the 64 items a sink holds.
+CASES = (
+    ("plain", 256, 48),
+    ("plain", 1024, 24),
+    ("plain", 4096, 8),
+    ("logprobs", 4096, 6),
+    ("hidden", 256, 4),
+)
+LATENCY = ("plain", 1024)
+GOALS = {
+    "plain 4096: tokens/s": 4.0,
+    "plain 4096: CPU per token": 4.0,
+    "logprobs 4096: tokens/s": 8.0,
+    "hidden 256: tokens/s": 20.0,
+    "latency p99, 1024": 3.0,
+}
+
+
+def measure(
+    pairs: dict[str, Pair], kind: str, n: int, steps: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    """tokens/s and CPU ns per token of every transport that carries this kind."""
+    groups: dict[str, list[Any]] = {}
+    taking_part = [name for name in pairs if kind in TRANSPORTS[name][3]]
+    for name in taking_part:
+        pairs[name].case(kind, n)
+        pairs[name].run(Order(groups=2, steps=steps))
+    for _ in range(rounds):
+        for name in taking_part:
+            groups.setdefault(name, []).extend(pairs[name].run(Order(groups=3, steps=steps)))
+    tokens = steps * n
+    return {
+        name: {
+            "tokens_per_s": tokens / harness.median(group.seconds for group in measured),
+            "cpu_ns_per_token": harness.median(group.cpu_s for group in measured) / tokens * 1e9,
+        }
+        for name, measured in groups.items()
+    }
+
+
+def latency(
+    pairs: dict[str, Pair], kind: str, n: int, rounds: int, steps: int
+) -> dict[str, dict[str, float]]:
+    """Microseconds from a step in the sender's hand to the last event in its sink."""
+    samples: dict[str, list[float]] = {}
+    taking_part = [name for name in pairs if kind in TRANSPORTS[name][3]]
+    for name in taking_part:
+        pairs[name].case(kind, n)
+    for _ in range(rounds):
+        for name in taking_part:
+            measured = pairs[name].run(Order(groups=steps, steps=1, gap_s=0.001))
+            samples.setdefault(name, []).extend(group.seconds * 1e6 for group in measured)
+    return {
+        name: {"p50_us": harness.percentile(us, 50), "p99_us": harness.percentile(us, 99)}
+        for name, us in samples.items()
+    }
+
+
+def report(case: str, found: dict[str, dict[str, float]]) -> None:
+    """Print one case, everything as a multiple of ours."""
+    ours = found.get(OURS)
+    rows = []
+    for name, values in found.items():
+        row = [name]
+        for key, value in values.items():
+            better = "" if ours is None else value / ours[key] if "_per_s" not in key else ours[key] / value
+            row += [
+                harness.rate(value) if "_per_s" in key else f"{value:.0f}",
+                f"{better:.2f}x" if better else "",
+            ]
+        rows.append(row)
+    header = [case]
+    for key in next(iter(found.values())):
+        header += [key, "ours is better by"]
+    print(harness.table(header, rows), "\n", flush=True)
+
+
+def goals(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The goals of issue 6, point 7, each as a ratio to ZeroMQ + pickle."""
+    found = {}
+    for goal, wanted in GOALS.items():
+        case = goal.split(":")[0].removeprefix("latency p99, 1024") or "latency"
+        values = results.get(case)
+        if values is None or OURS not in values or SGLANG not in values:
+            continue
+        ours, theirs = values[OURS], values[SGLANG]
+        if "tokens/s" in goal:
+            ratio = ours["tokens_per_s"] / theirs["tokens_per_s"]
+        elif "CPU" in goal:
+            ratio = theirs["cpu_ns_per_token"] / ours["cpu_ns_per_token"]
+        else:
+            ratio = theirs["p99_us"] / ours["p99_us"]
+        found[goal] = {"ratio": round(ratio, 2), "goal": wanted}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny counts: does it run, is it right")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="comma-separated transports")
+    parser.add_argument("--cases", default="", help="comma-separated, as plain-4096; latency is one, too")
+    args = parser.parse_args()
+    cases = [(kind, n, 2) for kind, n, _ in CASES] if args.smoke else list(CASES)
+    rounds, latency_rounds, latency_steps = (1, 1, 5) if args.smoke else (args.rounds, args.rounds * 2, 50)
+    chosen = args.cases.split(",") if args.cases else [f"{kind}-{n}" for kind, n, _ in cases] + ["latency"]
+    names = args.only.split(",") if args.only else list(TRANSPORTS)
+    pairs: dict[str, Pair] = {}
+    results: dict[str, Any] = {}
+    try:
+        for at, name in enumerate(names):
+            try:
+                pairs[name] = Pair(name, f"pipeline{os.getpid()}-{at}")
+            except RuntimeError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
+        for kind, n, steps in cases:
+            if f"{kind}-{n}" in chosen:
+                results[f"{kind} {n}"] = measure(pairs, kind, n, steps, rounds)
+                report(f"{kind}, {n} requests", results[f"{kind} {n}"])
+        if "latency" in chosen:
+            results["latency"] = latency(pairs, *LATENCY, latency_rounds, latency_steps)
+            report(f"latency of one step, {LATENCY[1]} requests", results["latency"])
+    finally:
+        for pair in pairs.values():
+            pair.close()
+    reached = goals(results)
+    print(
+        harness.table(("goal", "reached", "wanted"), [(k, v["ratio"], v["goal"]) for k, v in reached.items()])
+    )
+    harness.emit("pipeline_end_to_end", {"smoke": args.smoke, "cases": results, "goals": reached})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

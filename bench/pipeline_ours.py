@@ -1,0 +1,150 @@
+"""Ours as a transport of `pipeline_end_to_end`: the very objects of a shard and a worker, without the rest.
+
+A shard's RingSink encodes a step and writes it into a real ring; a worker's RingSource, on a uvloop loop
+woken by the ring's doorbell as in `egress.serve.worker`, decodes it and leads each event to its request's
+channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import uvloop
+
+import ringbuf
+from bench.pipeline_steps import Step
+from egress.stream import channel
+from egress.stream.item import EgressItem, Frame
+from egress.stream.ring_sink import RingSink
+from egress.stream.ring_source import RingSource, Route
+from egress.wire.requests import Hello
+
+RING_BYTES = 64 << 20
+FIRST = "sender"
+
+
+class Sender:
+    def __init__(self, name: str, queue: Any) -> None:
+        self._ring = ringbuf.create(name, capacity=RING_BYTES, slots=4)
+        self._sink = RingSink(
+            self._ring,
+            name=name,
+            max_frame=RING_BYTES // 2 - 64,
+            backlog_bytes=RING_BYTES,
+            backlog_frames=1024,
+        )
+
+    def send(self, step: Step) -> None:
+        columns = {
+            "rids": step.rids,
+            "finish_reasons": step.finish_reasons,
+            "prompt_tokens": step.prompt_tokens,
+            "token_ids": step.token_ids,
+            "texts": step.texts,
+        }
+        for name in ("out_lp_val", "out_lp_idx", "out_top_val", "out_top_idx", "hidden"):
+            if (column := getattr(step, name)) is not None:
+                columns[name] = column
+        failed = self._sink.send_batch(columns)
+        if failed or self._sink.has_backlog:
+            raise SystemExit("the ring is too small for this case")
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+class _Upstream:
+    """Nothing may go wrong here, so whatever is told upstream ends the run."""
+
+    def abort_upstream(self, shard: int, rids: Sequence[str], cause: str) -> None:
+        raise SystemExit(f"{len(rids)} requests aborted: {cause}")
+
+    def ended(self, route: Route, item: EgressItem) -> None:
+        raise SystemExit(f"{route.rid} ended: {item}")
+
+    def greeted(self, shard: int, hello: Hello) -> None:
+        raise SystemExit("a greeting")
+
+
+class Receiver:
+    def __init__(self, name: str, queue: Any) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._source = RingSource(_Upstream())
+        self._ring = ringbuf.attach(name, start="oldest", timeout=10)
+        self._source.attach(0, self._ring)
+        self._sources: dict[str, Any] = {}
+        self._is_turn_due = False
+        self._target = 0
+        self._reached: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._ring.fileno(), self._turn)
+
+    def open(self, steps: Sequence[Step]) -> None:
+        """Make one channel per request, as the router does when it sends a request off."""
+        self._source.routes.clear()
+        self._sources.clear()
+        for rid in steps[0].rids:
+            sink, self._sources[rid] = channel()
+            self._source.routes[rid] = Route(rid, 0, sink)
+
+    def receive(self, count: int, n: int) -> None:
+        """Return once `count` further steps of `n` requests are in their sinks."""
+        self._target = self._source.counts.events + count * n
+        self._reached = self._loop.create_future()
+        self._loop.run_until_complete(self._reached)
+
+    def _turn(self) -> None:
+        # As Worker._turn.
+        is_cut = self._source.turn()
+        if self._source.counts.events >= self._target and not self._reached.done():
+            self._reached.set_result(None)
+        if is_cut and not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_turn_due = False
+        self._turn()
+
+    def drain(self) -> int:
+        """Take everything from every sink, as handlers do; how many items that were."""
+        taken = 0
+        for source in self._sources.values():
+            while source.try_recv() is not None:
+                taken += 1
+        return taken
+
+    def check(self, step: Step) -> str | None:
+        """What is wrong with the events that wait, one per request, of this step."""
+        for i, rid in enumerate(step.rids):
+            item = self._sources[rid].try_recv()
+            if type(item) is not Frame or self._sources[rid].try_recv() is not None:
+                return f"{rid}: not exactly one frame"
+            event = item.event
+            got = (event.rid, event.finish_reason, event.prompt_tokens, event.token_ids.tolist(), event.text)
+            if got != (rid, None, step.prompt_tokens[i], step.token_ids[i], step.texts[i]):
+                return f"{rid}: {event}"
+            if event.completion_tokens != 1:
+                return f"{rid}: {event.completion_tokens} completion tokens"
+            for name in ("out_lp_val", "out_lp_idx", "out_top_val", "out_top_idx"):
+                if (sent := getattr(step, name)) is not None and not np.array_equal(
+                    getattr(event.extras, name), sent[i].reshape(-1)
+                ):
+                    return f"{rid}: {name}"
+            if step.out_top_val is not None and list(event.extras.out_top_lens) != [
+                step.out_top_val.shape[2]
+            ]:
+                return f"{rid}: {event.extras.out_top_lens}"
+            if step.hidden is not None and (
+                list(event.extras.hidden_lens) != [step.hidden.shape[2]]
+                or not np.array_equal(event.extras.hidden_val, step.hidden[i].reshape(-1))
+            ):
+                return f"{rid}: hidden"
+        return None
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._ring.fileno())
+        self._ring.close()
+        self._loop.close()

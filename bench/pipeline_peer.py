@@ -1,0 +1,187 @@
+"""The two processes of one transport in `pipeline_end_to_end`, and what the program asks of them.
+
+Steps go in groups: the receiver drains every sink, says go, and the clock runs from the sender's first step
+to the last event of the group in its sink. Draining is outside it, for all transports alike. Processor time is
+that of the whole process, its helper threads included, over the same spans.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from bench.harness import pin
+from bench.pipeline_steps import Step, make_steps
+
+OURS = "ringbuf + egress"
+SGLANG = "ZeroMQ + pickle"
+# name: (module, sender, receiver, which kinds it takes part in)
+TRANSPORTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    OURS: ("bench.pipeline_ours", "Sender", "Receiver", ("plain", "logprobs", "hidden")),
+    SGLANG: ("bench.rivals.pipeline", "ZmqSender", "ZmqLoopReceiver", ("plain", "logprobs", "hidden")),
+    "ZeroMQ + pickle, blocking": (
+        "bench.rivals.pipeline",
+        "ZmqSender",
+        "ZmqReceiver",
+        ("plain", "logprobs", "hidden"),
+    ),
+    "ZeroMQ + pickle, arrays": (
+        "bench.rivals.pipeline",
+        "ZmqArraysSender",
+        "ZmqReceiver",
+        ("logprobs", "hidden"),
+    ),
+    "ZeroMQ + msgpack": (
+        "bench.rivals.pipeline",
+        "MsgpackSender",
+        "MsgpackReceiver",
+        ("plain", "logprobs", "hidden"),
+    ),
+    "multiprocessing.Queue": (
+        "bench.rivals.pipeline",
+        "QueueSender",
+        "QueueReceiver",
+        ("plain", "logprobs", "hidden"),
+    ),
+    "vLLM's queue": ("bench.rivals.pipeline", "VllmSender", "VllmReceiver", ("plain", "logprobs", "hidden")),
+}
+
+
+class Group(NamedTuple):
+    """One group as measured."""
+
+    seconds: float
+    cpu_s: float
+
+
+class Order(NamedTuple):
+    """What the program asks of both processes."""
+
+    groups: int
+    steps: int
+    gap_s: float = 0.0
+    check: bool = False
+
+
+def _peer(role: str, transport: str, name: str, queue: Any, orders: Connection, other: Connection) -> None:
+    pin(0 if role == "sender" else 1)
+    module, sender, receiver, _ = TRANSPORTS[transport]
+    end = getattr(importlib.import_module(module), sender if role == "sender" else receiver)(name, queue)
+    orders.send("ready")
+    steps: list[Step] = []
+    while (order := orders.recv()) is not None:
+        if isinstance(order, tuple) and not isinstance(order, Order):
+            steps = make_steps(*order)
+            if role == "receiver":
+                end.open(steps)
+            # What lives as long as the case is not looked at by every collection in it, as servers do it.
+            gc.collect()
+            gc.freeze()
+            orders.send("ready")
+        elif role == "sender":
+            orders.send(_send(end, steps, order, other))
+        else:
+            orders.send(_receive(end, steps, order, other))
+    end.close()
+
+
+def _send(end: Any, steps: Sequence[Step], order: Order, other: Connection) -> list[tuple[int, int]]:
+    spans = []
+    for _ in range(order.groups):
+        other.recv_bytes()
+        if order.gap_s:
+            time.sleep(order.gap_s)
+        cpu = time.process_time_ns()
+        started = time.monotonic_ns()
+        for at in range(order.steps):
+            end.send(steps[at % len(steps)])
+        other.recv_bytes()
+        spans.append((started, time.process_time_ns() - cpu))
+    return spans
+
+
+def _receive(end: Any, steps: Sequence[Step], order: Order, other: Connection) -> list[tuple[int, int]] | str:
+    spans = []
+    n = len(steps[0].rids)
+    wrong: str | None = None
+    for _ in range(order.groups):
+        cpu = time.process_time_ns()
+        other.send_bytes(b"go")
+        end.receive(order.steps, n)
+        ended = time.monotonic_ns()
+        spans.append((ended, time.process_time_ns() - cpu))
+        other.send_bytes(b"done")
+        if order.check:
+            wrong = wrong or end.check(steps[0])
+            end.drain()
+        elif (taken := end.drain()) != order.steps * n:
+            wrong = f"{taken} events in the sinks, {order.steps * n} were sent"
+    return spans if wrong is None else wrong
+
+
+class Pair:
+    """Both processes of one transport, waiting for orders."""
+
+    def __init__(self, transport: str, name: str) -> None:
+        self.transport = transport
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue() if transport == "multiprocessing.Queue" else None
+        here, there = context.Pipe()
+        self._orders: list[Any] = []
+        self._processes: list[Any] = []
+        for role, link in (("sender", here), ("receiver", there)):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_peer, args=(role, transport, name, queue, theirs, link), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._orders.append(ours)
+            self._processes.append(process)
+            self._answer(ours)
+        here.close()
+        there.close()
+
+    def _answer(self, orders: Any) -> Any:
+        if not orders.poll(120):
+            raise RuntimeError(f"{self.transport}: no answer in 120 s")
+        try:
+            return orders.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.transport}: a process died") from None
+
+    def _ask(self, order: Any) -> list[Any]:
+        for orders in self._orders:
+            orders.send(order)
+        return [self._answer(orders) for orders in self._orders]
+
+    def case(self, kind: str, n: int) -> None:
+        """Make the steps, open a sink for every request, and check that one step arrives whole."""
+        self._ask((kind, n))
+        _, received = self._ask(Order(groups=1, steps=1, check=True))
+        if isinstance(received, str):
+            raise RuntimeError(f"{self.transport}, {kind}, {n} requests: {received}")
+
+    def run(self, order: Order) -> list[Group]:
+        """Carry the order out; one measurement per group."""
+        sent, received = self._ask(order)
+        if isinstance(received, str):
+            raise RuntimeError(f"{self.transport}: {received}")
+        return [
+            Group((ended - started) / 1e9, (cpu_sent + cpu_received) / 1e9)
+            for (started, cpu_sent), (ended, cpu_received) in zip(sent, received, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End both processes."""
+        for orders in self._orders:
+            orders.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
