@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from egress.request.admission import RegexPattern
-from egress.request.cache import admission_cache_info
+from egress.request.admission import RegexPattern, admission_cache_info
 from egress.request.sampling import SamplingParams
 
 __all__ = ["RegexPattern", "SamplingParams", "admission_cache_info"]
