@@ -42,6 +42,10 @@ def _root_died(lease: _Lease) -> None:
     lease.book._end(lease)
 
 
+# Closed books with living leases. Nothing else refers to them: a view keeps the pages, not the book.
+_outliving: set[LeaseBook] = set()
+
+
 class LeaseBook:
     """The leases of one consumer, in order.
 
@@ -160,11 +164,13 @@ class LeaseBook:
         self._released()
         if self._closing and not leases:
             self._closing = False
+            _outliving.discard(self)
             self._last_ended()
 
     def close(self) -> None:
         """No lease is added any more; `last_ended` is called when none is left, perhaps at once."""
         with self._lock:
             self._closing = True
+            _outliving.add(self)
             self._settle()
         self._drain()

@@ -93,16 +93,14 @@ def reap() -> list[str]:
     for file in files:
         if "~" not in file:
             _reap_segment(file[len(_PREFIX) :], f"{SHM_DIR}/{file}", removed)
-    for file in files:
-        part = _PART.fullmatch(file[len(_PREFIX) :])
-        if part is None:
-            continue
-        path = f"{SHM_DIR}/{file}"
-        name, instance = part["name"], int(part["instance"], 16)
+    parts = [(file, part) for file in files if (part := _PART.fullmatch(file[len(_PREFIX) :]))]
+    # Unfinished segments first: a FIFO is a leftover only when no segment of its instance is there.
+    for file, part in parts:
         if part["part"] == "new":
-            _reap_segment(name, path, removed)
-        elif not _instance_exists(name, instance):
-            _reap_fifo(name, path, removed)
+            _reap_segment(part["name"], f"{SHM_DIR}/{file}", removed)
+    for file, part in parts:
+        if part["part"] != "new" and not _instance_exists(part["name"], int(part["instance"], 16)):
+            _reap_fifo(part["name"], f"{SHM_DIR}/{file}", removed)
     return sorted(removed)
 
 

@@ -161,14 +161,14 @@ class Room:
         capacity = self.capacity
         published = own[layout.P_POS]
         cursors = self._cursors(published)
+        # A dead consumer holds nothing up, and it is looked for only when somebody does.
         while cursors and cursors[0][0] + capacity < position + need:
             slot = cursors[0][1]
             if not self._is_dead(slot, self._state_word(slot)):
                 break
             cursors = self._cursors(published)
         if not self.joining:
-            # With nobody attached the floor stays: what it protects is kept for whoever comes.
-            lowest = cursors[0][0] if cursors else 0
+            lowest = cursors[0][0] if cursors else self._left_behind(position + need - capacity, published)
             if lowest > own[layout.P_FLOOR]:
                 self._raise_floor(lowest, published)
             else:
@@ -189,6 +189,19 @@ class Room:
     def _state_word(self, slot: int) -> int:
         word: int = self._control[self._first_slot + slot * _SLOT_WORDS + C_STATE]
         return word
+
+    def _left_behind(self, wanted: int, published: int) -> int:
+        """How far all who ever read had released, now that nobody is attached and room is needed.
+
+        What one of them left unread is held for whoever comes, until the ring is full.
+        """
+        if self.reclaimed >= wanted:
+            return 0
+        first, slots = self._first_slot, self._slots
+        pages = [slice(first + slot * _SLOT_WORDS, first + (slot + 1) * _SLOT_WORDS) for slot in range(slots)]
+        left = [words[C_CURSOR] for page in pages if (words := self._control[page])[C_STATE]]
+        lowest = min(left, default=0)
+        return lowest if lowest <= published else 0
 
     def _raise_floor(self, floor: int, published: int) -> None:
         own = self.own

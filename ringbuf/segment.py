@@ -171,8 +171,8 @@ def create_segment(
         if made is None:
             continue
         fd, anchor = made
-        step("create.link")
         try:
+            step("create.link")
             os.link(temporary_path(name, instance), segment_path(name), follow_symlinks=False)
         except FileExistsError:
             _discard(name, geometry, fd, anchor)
@@ -180,9 +180,13 @@ def create_segment(
         except BaseException:
             _discard(name, geometry, fd, anchor)
             raise
-        step("create.linked")
-        os.unlink(temporary_path(name, instance))
-        return Segment(name, fd, geometry), fd, anchor
+        try:
+            step("create.linked")
+            os.unlink(temporary_path(name, instance))
+            return Segment(name, fd, geometry), fd, anchor
+        except BaseException:
+            _discard(name, geometry, fd, anchor)
+            raise
 
 
 def _discard(name: str, geometry: Geometry, fd: int, anchor: Anchor | None) -> None:

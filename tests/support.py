@@ -48,3 +48,9 @@ def spawn_python(code: str, *args: str, **kwargs: Any) -> subprocess.Popen[str]:
     kwargs.setdefault("stdout", subprocess.PIPE)
     kwargs.setdefault("stderr", subprocess.PIPE)
     return subprocess.Popen([sys.executable, "-c", code, *args], text=True, cwd=ROOT, **kwargs)
+
+
+def files_of(name: str) -> list[str]:
+    """What lies in /dev/shm for the ring `name`: its segment, temporary ones, FIFOs; sorted file names."""
+    prefix = f"ringbuf.{name}"
+    return sorted(file for file in os.listdir("/dev/shm") if file == prefix or file.startswith(prefix + "~"))
