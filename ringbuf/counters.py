@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
+import sys
 from typing import Any
 
 from ringbuf import layout
@@ -177,14 +178,19 @@ def read_info(name: str, fd: int, geometry: Geometry) -> RingInfo:
     )
 
 
+def _word(fd: int, offset: int) -> int:
+    return int.from_bytes(os.pread(fd, WORD, offset), sys.byteorder)
+
+
 def _lag_frames(fd: int, geometry: Geometry, cursor: int, published: int, frames: int) -> int:
     """Frames from `cursor` on: the frame there tells its number, if it was not overwritten meanwhile."""
     if not cursor < published <= cursor + geometry.capacity:
         return 0
-    offset = cursor & (geometry.capacity - 1)
-    head, seq = struct.unpack("=2Q", os.pread(fd, 2 * WORD, geometry.data_offset + offset & -WORD))
-    if not head & layout.TAG_MASK:
-        _, seq = struct.unpack("=2Q", os.pread(fd, 2 * WORD, geometry.data_offset))
+    at = geometry.data_offset + (cursor & (geometry.capacity - 1) & -WORD)
+    if not _word(fd, at) & layout.TAG_MASK:
+        # Padding, perhaps of one word at the very end: the frame behind it lies at the beginning.
+        at = geometry.data_offset
+    seq = _word(fd, at + WORD)
     return int(max(0, frames - seq))
 
 
