@@ -1,7 +1,7 @@
 """Take off the end of a pattern what cannot fail: once it is reached the search is over.
 
 A backtracker pays for ambiguity only when something fails afterwards. An optional or repeated part at the
-very end cannot: it matches what it can and the search has succeeded. So `\\$\\d+` costs what `\\$\\d` does, and
+very end cannot: it matches what it can and the search succeeds. So `\\$\\d+` costs what `\\$\\d` does, and
 `\\s*\\n\\s*` what `\\s*\\n` does. What a trailing loop repeats is still tried, at most once from every place:
 a body that is more than one character is returned to be weighed as a pattern of its own.
 """

@@ -17,6 +17,9 @@ __all__ = ["CacheInfo", "SegmentedCache"]
 
 T = TypeVar("T")
 
+_TURNS = 8
+"""Entries on probation looked at to find one to drop, and so how many a miss can move up."""
+
 
 class CacheInfo(NamedTuple):
     """What a cache has seen since it was made.
@@ -72,7 +75,7 @@ class SegmentedCache(Generic[T]):
             entry = self._entries.get(key)
             if entry is not None:
                 return entry.value
-            while len(self._entries) >= self.capacity:
+            if len(self._entries) >= self.capacity:
                 self._make_room()
             self._probation[key] = None
             self._entries[key] = Entry(value)
@@ -92,28 +95,37 @@ class SegmentedCache(Generic[T]):
             return CacheInfo(hits, self._misses, len(self._entries), self.capacity)
 
     def _make_room(self) -> None:
-        """Take one turn: drop the oldest entry on probation, or protect it if it was asked for again."""
-        if self._probation:
-            key = next(iter(self._probation))
-            del self._probation[key]
+        """Drop one entry on probation: the oldest that was not asked for again; the others move up."""
+        for turn in range(_TURNS):
+            if not self._probation:
+                self._drop_protected()
+                return
+            key = _oldest(self._probation)
             entry = self._entries[key]
-            if not entry.used:
+            if not entry.used or turn == _TURNS - 1:
                 del self._entries[key]
                 return
             entry.used = False
             self._protected[key] = None
-            if len(self._protected) <= self._protected_places:
+            if len(self._protected) > self._protected_places:
+                self._drop_protected()
                 return
-        # The protected segment is full: its oldest unused entry goes back on probation, used ones stay a turn.
+
+    def _drop_protected(self) -> None:
+        """Drop the oldest protected entry; one asked for since its last turn gets another."""
+        key = _oldest(self._protected)
         for _ in range(len(self._protected)):
-            key = next(iter(self._protected))
-            del self._protected[key]
             entry = self._entries[key]
             if not entry.used:
                 break
             entry.used = False
             self._protected[key] = None
-        else:
-            key = next(iter(self._protected))
-            del self._protected[key]
-        self._probation[key] = None
+            key = _oldest(self._protected)
+        del self._entries[key]
+
+
+def _oldest(order: dict[str, None]) -> str:
+    """Take out the key that has been there longest."""
+    key = next(iter(order))
+    del order[key]
+    return key
