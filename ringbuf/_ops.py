@@ -9,7 +9,7 @@ import os
 
 from ringbuf import _pyops
 
-__all__ = ["COPY_LIMIT", "impl", "make_reader", "make_writer"]
+__all__ = ["COPY_LIMIT", "Frame", "fence", "impl", "make_reader", "make_writer"]
 
 _asked = os.environ.get("RINGBUF_IMPL", "")
 if _asked not in ("", "c", "python"):
@@ -21,5 +21,7 @@ if (_reason := _pyops.unsupported()) is not None:
 
 impl = "python"
 COPY_LIMIT = _pyops.COPY_LIMIT
+Frame = _pyops.Frame
+fence = _pyops.fence
 make_reader = _pyops.make_reader
 make_writer = _pyops.make_writer

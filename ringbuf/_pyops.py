@@ -23,10 +23,11 @@ frame is released once its offset is taken.
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Callable, Sequence
 from mmap import mmap
-from typing import NamedTuple
 
+from ringbuf._body import Reader, Writer
 from ringbuf.frame import Frame
 from ringbuf.layout import (
     C_CURSOR,
@@ -41,8 +42,9 @@ from ringbuf.layout import (
     TAG_MASK,
     WORD,
 )
+from ringbuf.lease import LeaseBook
 
-__all__ = ["COPY_LIMIT", "Reader", "Writer", "make_reader", "make_writer", "unsupported"]
+__all__ = ["COPY_LIMIT", "Frame", "fence", "make_reader", "make_writer", "unsupported"]
 
 # Payloads up to this many bytes are handed out as private copies: a copy of 4 KiB and a lease cost about
 # the same in this body (bench/frame_read.py).
@@ -64,33 +66,13 @@ def unsupported() -> str | None:
     )
 
 
-class Writer(NamedTuple):
-    """The producer's side of a body.
+_lock = threading.Lock()
 
-    try_write(tag, payload, align_at=0) -> bool: write and publish one frame if there is room.
-    put(tag, parts, nbytes, shift, step) -> bool: commit one checked frame without publishing; False when
-        full.
-    put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how
-        many.
-    place(step) -> int: the offset where a frame of `step` bytes would go, padding committed; -1 when full.
-    commit(tag, nbytes, shift, step): make the placed frame the next one, without publishing.
-    publish(): make all committed frames visible, and wake who sleeps.
-    rewind(): forget every frame that was committed and not published.
-    position() -> int: where the next frame goes.
-    freeze(): the next write takes its slow path, whatever room there is.
-    shut(): so does every write from now on.
-    """
 
-    try_write: Callable[..., bool]
-    put: Callable[[int, Sequence[memoryview], int, int, int], bool]
-    put_many: Callable[[Sequence[tuple[int, object]], int], int]
-    place: Callable[[int], int]
-    commit: Callable[[int, int, int, int], None]
-    publish: Callable[[], None]
-    rewind: Callable[[], None]
-    position: Callable[[], int]
-    freeze: Callable[[], None]
-    shut: Callable[[], None]
+def fence() -> None:
+    """A full barrier: both lock operations are locked instructions, also where nobody contends."""
+    with _lock:
+        pass
 
 
 def make_writer(
@@ -256,25 +238,6 @@ def make_writer(
     return Writer(try_write, put, put_many, place, commit, publish, rewind, where, freeze, shut)
 
 
-class Reader(NamedTuple):
-    """The consumer's side of a body.
-
-    try_read() -> Frame | None: the next frame, when there is one.
-    read_many(max_frames) -> list: what is there, at most so many.
-    refresh() -> bool: whether there is a frame to read, having looked again.
-    position() -> int: where the next frame to read begins.
-    hold(bool): while held, reading does not move the cursor.
-    shut(): from now on every read takes its slow path at once.
-    """
-
-    try_read: Callable[[], Frame | None]
-    read_many: Callable[[int], list[Frame]]
-    refresh: Callable[[], bool]
-    position: Callable[[], int]
-    hold: Callable[[bool], None]
-    shut: Callable[[], None]
-
-
 def make_reader(
     peer: memoryview,
     own: memoryview,
@@ -285,10 +248,11 @@ def make_reader(
     position: int,
     seq: int,
     idle: Callable[[], bool],
-    lease: Callable[[int, int, int, int, int], Frame],
     corrupt: Callable[[int, str], Exception],
     wake_up: Callable[[int], int],
     fence: Callable[[], None] | None,
+    is_forked: Callable[[], bool],
+    last_ended: Callable[[], None],
 ) -> Reader:
     """The reading closures of one consumer.
 
@@ -299,10 +263,11 @@ def make_reader(
         capacity, position, seq: bytes; where the next frame is expected, and its seq, -1 to take it as it
             comes.
         idle: called when nothing is there; True to look again, raises when the ring has ended.
-        lease: (tag, seq, position, offset of the payload, bytes) -> a frame that is a view.
         corrupt: (position, reason) -> the error to raise.
         wake_up: (generation) rings the waiting producer; returns the generation.
         fence: the waker's barrier, if this ring needs one.
+        is_forked: whether this process is a child that inherited the reader; then it gives nothing back.
+        last_ended: called when the reader is closed and no view of a frame is left.
     """
     offset = position & (capacity - 1)
     base = position - offset
@@ -348,10 +313,18 @@ def make_reader(
         shift = head >> SHIFT_BIT & SHIFT_MASK
         nbytes = head >> LENGTH_BIT
         if not tag:
-            if nbytes != capacity - offset or shift:
+            if nbytes != capacity - offset or shift or not offset:
                 raise corrupt(base + offset, f"padding of {nbytes} bytes, {capacity - offset} to the end")
             skip_padding()
-            return try_read()
+            # Padding is published with the frame behind it, at the start of the data.
+            if not look():
+                return None
+            head = words[0]
+            tag = head & TAG_MASK
+            shift = head >> SHIFT_BIT & SHIFT_MASK
+            nbytes = head >> LENGTH_BIT
+            if not tag:
+                raise corrupt(base, "padding follows padding")
         step = FRAME_HEADER + shift + nbytes + WORD - 1 & -WORD
         if shift >= WORD or step > capacity // 2 or offset + step > ready:
             raise corrupt(
@@ -419,14 +392,19 @@ def make_reader(
     def read_many(max_frames: int) -> list[Frame]:
         frames: list[Frame] = []
         append = frames.append
-        while len(frames) < max_frames and (
-            offset < ready or (refresh() if frames and ready >= 0 else look())
-        ):
-            frame = try_read()
-            # A padding frame may be all there was to read.
-            if frame is None:
-                break
-            append(frame)
+        try:
+            while len(frames) < max_frames and (
+                offset < ready or (refresh() if frames and ready >= 0 else look())
+            ):
+                frame = try_read()
+                # A padding frame may be all there was to read.
+                if frame is None:
+                    break
+                append(frame)
+        except Exception:
+            # What stopped a read that has frames to hand out is met again by the next one.
+            if not frames:
+                raise
         return frames
 
     def where() -> int:
@@ -440,4 +418,7 @@ def make_reader(
         nonlocal ready
         ready = _SHUT
 
-    return Reader(try_read, read_many, refresh, where, hold, shut)
+    book = LeaseBook(own, data, is_forked, lambda: wake_up(peer[P_WAITING]), last_ended)
+    book.position, book.hold = where, hold
+    lease = book.lease
+    return Reader(try_read, read_many, refresh, where, shut, book.close)

@@ -1,7 +1,7 @@
 """The consumer: reads frames at its own position, waits for more, tells an event loop when there are some.
 
-`Consumer.try_read` is the body's own function, without a wrapper. What the body calls back, the watch, the
-book of leases and the seat, never refers to the Consumer: so a handle that is dropped is closed at once,
+`Consumer.try_read` is the body's own function, without a wrapper. What the body calls back, the watch
+and the seat, never refers to the Consumer: so a handle that is dropped is closed at once,
 and the seat lives on as long as a view of a frame does.
 """
 
@@ -16,7 +16,6 @@ from ringbuf import _ops
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
 from ringbuf.frame import Frame
-from ringbuf.lease import LeaseBook
 from ringbuf.seat import Seat
 from ringbuf.wait import Deadline
 from ringbuf.watch import Watch
@@ -27,10 +26,10 @@ __all__ = ["Consumer"]
 _FRAMES_A_TURN = 64
 
 
-def _leave(seat: Seat, watch: Watch, book: LeaseBook) -> None:
+def _leave(seat: Seat, watch: Watch, close: Callable[[], None]) -> None:
     if seat.leave():
         watch.close()
-        book.close()
+        close()
 
 
 class Consumer:
@@ -65,7 +64,6 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
 
     def __init__(self, seat: Seat) -> None:
         watch = Watch(seat.tenure, seat.peer, seat.own, seat.sleeper)
-        book = LeaseBook(seat.own, seat.data, seat.is_forked, seat.released, seat.vacate)
         reader = _ops.make_reader(
             seat.peer,
             seat.own,
@@ -75,21 +73,21 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
             position=seat.position,
             seq=-1,
             idle=watch.idle,
-            lease=book.lease,
             corrupt=seat.corrupt,
             wake_up=seat.ring_producer,
             fence=seat.waker_fence,
+            is_forked=seat.is_forked,
+            last_ended=seat.vacate,
         )
-        watch.position = book.position = reader.position
+        watch.position = reader.position
         watch.refresh = reader.refresh
-        book.hold = reader.hold
         seat.tenure.shut = reader.shut
         self._seat = seat
         self._watch = watch
         self._turn = 0
         self._read_many = reader.read_many
         self.try_read = reader.try_read
-        self._finalizer = weakref.finalize(self, _leave, seat, watch, book)
+        self._finalizer = weakref.finalize(self, _leave, seat, watch, reader.close)
 
     @property
     def name(self) -> str:

@@ -28,11 +28,11 @@ import math
 import os
 import platform
 import select
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ringbuf._ops import fence
 from ringbuf.doorbell import OwnBell
 from ringbuf.errors import RingError
 from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER
@@ -41,15 +41,6 @@ __all__ = ["Deadline", "Sleeper", "barrier_for", "best_barrier", "fence", "spin_
 
 # Bounded re-check: what cannot be seen through a descriptor is looked at once a second.
 RECHECK_S = 1.0
-
-_lock = threading.Lock()
-
-
-def fence() -> None:
-    """A full barrier: both lock operations are locked instructions, also where nobody contends."""
-    with _lock:
-        pass
-
 
 # --------------------------------------------------------------------------------------------- membarrier(2)
 

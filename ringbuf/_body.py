@@ -1,0 +1,61 @@
+"""What a body of the ring is: the two bundles of operations that `make_writer` and `make_reader` return.
+
+The Python body returns them as they are here, the C body as objects with the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ringbuf.frame import Frame
+
+__all__ = ["Reader", "Writer"]
+
+
+class Writer(NamedTuple):
+    """The producer's side of a body.
+
+    try_write(tag, payload, align_at=0) -> bool: write and publish one frame if there is room.
+    put(tag, parts, nbytes, shift, step) -> bool: commit one checked frame without publishing; False when
+        full.
+    put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how
+        many.
+    place(step) -> int: the offset where a frame of `step` bytes would go, padding committed; -1 when full.
+    commit(tag, nbytes, shift, step): make the placed frame the next one, without publishing.
+    publish(): make all committed frames visible, and wake who sleeps.
+    rewind(): forget every frame that was committed and not published.
+    position() -> int: where the next frame goes.
+    freeze(): the next write takes its slow path, whatever room there is.
+    shut(): so does every write from now on.
+    """
+
+    try_write: Callable[..., bool]
+    put: Callable[[int, Sequence[memoryview], int, int, int], bool]
+    put_many: Callable[[Sequence[tuple[int, object]], int], int]
+    place: Callable[[int], int]
+    commit: Callable[[int, int, int, int], None]
+    publish: Callable[[], None]
+    rewind: Callable[[], None]
+    position: Callable[[], int]
+    freeze: Callable[[], None]
+    shut: Callable[[], None]
+
+
+class Reader(NamedTuple):
+    """The consumer's side of a body.
+
+    try_read() -> Frame | None: the next frame, when there is one.
+    read_many(max_frames) -> list: what is there, at most so many.
+    refresh() -> bool: whether there is a frame to read, having looked again.
+    position() -> int: where the next frame to read begins.
+    shut(): from now on every read takes its slow path at once.
+    close(): nothing is read any more; last_ended is called when no view of a frame is left, perhaps at once.
+    """
+
+    try_read: Callable[[], Frame | None]
+    read_many: Callable[[int], list[Frame]]
+    refresh: Callable[[], bool]
+    position: Callable[[], int]
+    shut: Callable[[], None]
+    close: Callable[[], None]
