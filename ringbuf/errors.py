@@ -46,6 +46,16 @@ __all__ = [
 class RingError(Exception):
     """The root of everything the ring raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # OSError and its kin rebuild from (errno, text), which is not what these are made from.
+        return _rebuild, (type(self), self.__dict__)
+
+
+def _rebuild(kind: type[RingError], fields: dict[str, object]) -> RingError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    return error
+
 
 class RingNotFound(RingError, FileNotFoundError):
     """No ring of this name became ready in time.

@@ -88,7 +88,10 @@ def _produce(segment: Segment, fd: int, anchor: Anchor, seq: int) -> Producer:
         anchor.release()
         raise RingNotFound(segment.name, "being removed") from None
     try:
-        return Producer(Sender(segment, fd, anchor, fifo, seq))
+        sender = Sender(segment, fd, anchor, fifo, seq)
+        # Consumers that saw a predecessor die sleep on their bells alone.
+        sender.wake_up()
+        return Producer(sender)
     except BaseException:
         fifo.close()
         anchor.release()

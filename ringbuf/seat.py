@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from ringbuf import layout
 from ringbuf._hooks import step, wrap_words
@@ -57,6 +58,17 @@ def take_slot(segment: Segment) -> tuple[int, Anchor]:
         if time.monotonic() - started > _BUSY_S:
             raise NoFreeSlot(segment.name, segment.geometry.slots)
         time.sleep(0.001)
+
+
+def _next_generation(own: memoryview, control: memoryview, slot: int) -> int:
+    """A wake generation that the producer cannot hold for rung, whatever it is about to store there."""
+    rung = control[PRODUCER_PAGE + layout.P_RUNG_GENERATIONS * WORD + slot]
+    last: int = own[C_GENERATION] & 0xFF
+    generation = last % _GENERATIONS + 1
+    if generation == rung:
+        generation = generation % _GENERATIONS + 1
+    own[C_GENERATION] = generation
+    return generation
 
 
 class Seat:
@@ -115,7 +127,8 @@ class Seat:
             # late for that, and then nobody would ever write here.
             if not segment.still_named():
                 raise RingNotFound(segment.name, "being removed")
-            self.sleeper = Sleeper(self._wake, self.slot, fifo, barrier, self._next_generation)
+            renew = partial(_next_generation, self.own, segment.raw, self.slot)
+            self.sleeper = Sleeper(self._wake, self.slot, fifo, barrier, renew)
         except BaseException:
             self.vacate()
             raise
@@ -152,16 +165,6 @@ class Seat:
         own[C_STATE] = attachment | SLOT_LIVE
         step("attach.live")
         return position
-
-    def _next_generation(self) -> int:
-        """A wake generation that the producer cannot hold for rung, whatever it is about to store there."""
-        rung = self.tenure.segment.raw[PRODUCER_PAGE + layout.P_RUNG_GENERATIONS * WORD + self.slot]
-        last = self.own[C_GENERATION] & 0xFF
-        generation = last % _GENERATIONS + 1
-        if generation == rung:
-            generation = generation % _GENERATIONS + 1
-        self.own[C_GENERATION] = generation
-        return int(generation)
 
     # --------------------------------------------------------------------------------------------- releasing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from ringbuf import _ops, layout
 from ringbuf._hooks import step, wrap_words
@@ -21,6 +22,13 @@ __all__ = ["Sender"]
 
 _FLAGS_A_WORD = WORD
 _RUNG_BYTE = layout.P_RUNG_GENERATIONS * WORD
+
+
+def _next_generation(own: memoryview) -> int:
+    """A wake generation no consumer has seen: they count up, over all incarnations."""
+    generation: int = own[layout.P_GENERATION] + 1
+    own[layout.P_GENERATION] = generation
+    return generation
 
 
 class Sender:
@@ -66,7 +74,9 @@ class Sender:
         self._claim_open = False
         self.incarnation: int = self.own[layout.P_INCARNATION]
         self.tenure = Tenure(segment, anchor, fifo, PRODUCER)
-        sleeper = Sleeper(self.own, layout.P_WAITING, fifo, sleeper_barrier, self._next_generation)
+        sleeper = Sleeper(
+            self.own, layout.P_WAITING, fifo, sleeper_barrier, partial(_next_generation, self.own)
+        )
         self.room = Room(self.tenure, self.own, sleeper)
         self.writer = _ops.make_writer(
             self.own,
@@ -83,11 +93,6 @@ class Sender:
             fence=self._fence,
         )
         self.tenure.shut = self.writer.shut
-
-    def _next_generation(self) -> int:
-        generation: int = self.own[layout.P_GENERATION] + 1
-        self.own[layout.P_GENERATION] = generation
-        return generation
 
     # ---------------------------------------------------------------------------------------------- writing
 
