@@ -223,9 +223,9 @@ class ReadySet:
 
 # ------------------------------------------------------------------------------------------------ asyncio
 
-# A loop looks at all its waiters once a second, with one timer whatever their number, and none while nobody
-# waits.
-_RECHECK_S = 1.0
+# A loop looks at all its waiters from time to time, with one timer whatever their number, and none while
+# nobody waits.
+_RECHECK_S = 4.0
 
 
 class _Ticker:
@@ -249,7 +249,7 @@ _tickers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Ticker] = weakre
 
 
 async def readable(fd: int) -> None:
-    """Wait under the running loop until `fd` is readable, or for about a second at most."""
+    """Wait under the running loop until `fd` is readable, or until the loop's next re-check."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
     ticker = _tickers.get(loop)

@@ -60,7 +60,7 @@ def rings() -> list[RingInfo]:
 def unlink(name: str) -> None:
     """Remove a ring's name and FIFOs, whoever uses it; they keep what they have mapped.
 
-    A process that never slept before loses its doorbell with this and looks once a second instead.
+    A process that never slept before loses its peer's doorbell with this and is left with the re-check.
 
     Raises:
         RingNotFound: there is nothing of this name.

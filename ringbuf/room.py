@@ -236,8 +236,8 @@ class Room:
         """
         sleeper = self.sleeper
         try:
+            sleeper.arm()
             while True:
-                sleeper.arm()
                 limit = self.grant(position, need)
                 if limit >= position + need:
                     return limit
@@ -248,6 +248,7 @@ class Room:
                 step("room.nap")
                 if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if self.joining else remaining):
                     self.own[layout.P_WAKEUPS] += 1
+                    sleeper.arm()
         finally:
             sleeper.disarm()
 

@@ -126,8 +126,8 @@ class Watch:
         sleeper = self.sleeper
         slept = False
         try:
+            sleeper.arm()
             while True:
-                sleeper.arm()
                 if self.refresh() or (self.idle() and self.refresh()):
                     return True
                 if slept:
@@ -140,6 +140,7 @@ class Watch:
                 slept = sleeper.nap(*self._lifeline(remaining))
                 if slept:
                     self._own[C_WAKEUPS] += 1
+                    sleeper.arm()
         finally:
             if self._ready is None and not self.tenure.forked:
                 sleeper.disarm()
