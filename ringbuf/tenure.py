@@ -90,6 +90,8 @@ class Tenure:
         self.segment.probe.close()
         self.fifo.close()
         self.anchor.release()
+        # A body may refer to its callbacks, and they to this.
+        self.shut = _nothing
 
     def _leave_to_parent(self) -> None:
         self.forked = True
