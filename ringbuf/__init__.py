@@ -8,6 +8,7 @@ with ringbuf.attach("demo") as consumer:
         print(frame.tag, bytes(frame.payload))
 """
 
+from ringbuf._ops import Frame
 from ringbuf._ops import impl as __impl__
 from ringbuf.consumer import Consumer
 from ringbuf.counters import ConsumerInfo, ProducerInfo, RingInfo
@@ -28,7 +29,6 @@ from ringbuf.errors import (
     SharedMemoryFull,
     UseAfterFork,
 )
-from ringbuf.frame import Frame
 from ringbuf.monitor import inspect, reap, rings, unlink
 from ringbuf.opening import attach, create, resume
 from ringbuf.producer import Producer

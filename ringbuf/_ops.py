@@ -5,23 +5,48 @@ RINGBUF_IMPL=c or =python forces a body, and then its absence is an ImportError 
 
 from __future__ import annotations
 
+import importlib
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ringbuf import _pyops
 
+if TYPE_CHECKING:
+    from ringbuf._cops import COPY_LIMIT, Frame, fence, make_reader, make_writer
+
 __all__ = ["COPY_LIMIT", "Frame", "fence", "impl", "make_reader", "make_writer"]
 
-_asked = os.environ.get("RINGBUF_IMPL", "")
-if _asked not in ("", "c", "python"):
-    raise ImportError(f"RINGBUF_IMPL must be c or python, not {_asked!r}")
-if _asked == "c":
-    raise ImportError("RINGBUF_IMPL=c, but this package was built without its C body")
-if (_reason := _pyops.unsupported()) is not None:
-    raise ImportError(_reason)
 
-impl = "python"
-COPY_LIMIT = _pyops.COPY_LIMIT
-Frame = _pyops.Frame
-fence = _pyops.fence
-make_reader = _pyops.make_reader
-make_writer = _pyops.make_writer
+def _choose(asked: str) -> tuple[str, ModuleType]:
+    """The name of a body and its module.
+
+    Args:
+        asked: "c", "python", or "" for the best there is.
+
+    Raises:
+        ImportError: no body can run here, or not the one that was asked for; says why.
+    """
+    if asked not in ("", "c", "python"):
+        raise ImportError(f"RINGBUF_IMPL must be c or python, not {asked!r}")
+    reasons = []
+    if asked != "python":
+        try:
+            return "c", importlib.import_module("ringbuf._cops")
+        except ImportError as error:
+            reasons.append(f"the C body cannot be loaded ({error})")
+    if asked != "c":
+        if (reason := _pyops.unsupported()) is None:
+            return "python", _pyops
+        reasons.append(reason)
+    raise ImportError(f"no body of the ring can run here, RINGBUF_IMPL={asked!r}: " + "; ".join(reasons))
+
+
+impl, _body = _choose(os.environ.get("RINGBUF_IMPL", ""))
+
+if not TYPE_CHECKING:
+    COPY_LIMIT = _body.COPY_LIMIT
+    Frame = _body.Frame
+    fence = _body.fence
+    make_reader = _body.make_reader
+    make_writer = _body.make_writer

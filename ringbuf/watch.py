@@ -179,7 +179,8 @@ class Watch:
         ready, self._ready = self._ready, None
         if ready is not None:
             ready.close()
-        # A body may refer to its callbacks, and they to this. Whoever still waits here looks again and is told.
+        # A body may refer to its callbacks, and they to this. Whoever still waits here looks again, and is
+        # told.
         self.refresh = _look_again
         self.position = _nowhere
 

@@ -1,0 +1,86 @@
+/* The ring's hot operations in C: what _pyops.py specifies, with C11 atomics. The byte map, and what the parts
+   share: _cops_writer.c, _cops_reader.c, and the module in _cops.c.
+
+   The ordering argument stands in _pyops.py and in wait.py; here it is spelled: a store that publishes or
+   releases is memory_order_release, the load that pairs with it memory_order_acquire, and the bytes between
+   are copied in that order on every machine. Words that only their owner orders are relaxed.
+
+   Leases are live Frame objects. A reader keeps them in a list, oldest first, and its cursor stands at the
+   first; a frame leaves the list when it is released or dies, in any order, at the same cost. Views are
+   exported by the frame itself, so a frame dies after its last view, and keeps its reader, which keeps the
+   pages mapped. Copies are frames too, with the bytes behind the object, and know no reader.
+
+   A callback may do anything, even use the object that called it. So nothing that was computed before a
+   callback is believed after it. */
+
+#ifndef RINGBUF_COPS_H
+#define RINGBUF_COPS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------ the byte map
+
+   Words and frames as layout.py draws them; `same_layout` refuses to load beside another one. */
+
+enum { WORD = 8, FRAME_HEADER = 16, TAG_MASK = 0xFF, SHIFT_BIT = 8, SHIFT_MASK = 0xFF, LENGTH_BIT = 16 };
+enum { P_POS = 0, P_FRAMES = 1, P_WAITING = 16, P_PADDING = 40 };
+enum { C_CURSOR = 0, C_LEASES = 16, C_OLDEST_LEASE = 17 };
+enum { PAGE = 4096 };
+
+/* Payloads up to this many bytes are handed out as private copies: a view costs as much as copying about
+   1 KiB (bench/frame_read.py). */
+enum { COPY_LIMIT = 1024 };
+
+typedef _Atomic uint64_t word;
+
+static inline uint64_t load(const word *w) { return atomic_load_explicit((word *)w, memory_order_relaxed); }
+static inline uint64_t load_acquire(const word *w) {
+    return atomic_load_explicit((word *)w, memory_order_acquire);
+}
+static inline void store(word *w, uint64_t value) { atomic_store_explicit(w, value, memory_order_relaxed); }
+static inline void store_release(word *w, uint64_t value) {
+    atomic_store_explicit(w, value, memory_order_release);
+}
+
+/* What a waker runs between its store and its look at the sleeper's flag. Where sleepers run membarrier(2)
+   only the compiler must keep the order. */
+static inline void waker_barrier(bool fence) {
+    if (fence)
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+
+static inline uint64_t frame_bytes(uint64_t nbytes, uint64_t shift) {
+    return (FRAME_HEADER + shift + nbytes + WORD - 1) & -(uint64_t)WORD;
+}
+
+typedef enum { FAILED = -1, FULL = 0, DONE = 1, SLOW = 2 } outcome;
+
+/* Call back for a number; false with an error set. */
+bool ask(PyObject *callback, uint64_t *answer, const char *format, ...);
+
+/* Whether the buffers can be the data of a ring and two control pages; else an error is set. */
+bool check_pages(uint64_t capacity, uint64_t position, const Py_buffer *data, const Py_buffer *page,
+                 const Py_buffer *other);
+
+extern PyTypeObject *Writer_Type, *Reader_Type, *Frame_Type;
+extern PyObject *FrameInUse;
+extern PyType_Spec writer_spec, reader_spec, frame_spec;
+
+PyObject *make_writer(PyObject *module, PyObject *args, PyObject *named);
+PyObject *make_reader(PyObject *module, PyObject *args, PyObject *named);
+
+#define FUNCTION(f) ((PyCFunction)(void (*)(void))f)
+#define SLOT(id, f) {id, (void *)f}
+enum { OURS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION };
+
+#endif

@@ -1,0 +1,434 @@
+/* The reading half of the C body, and frames; see _cops.h, make_reader in _pyops.py and Frame in frame.py. */
+
+#include "_cops.h"
+
+/* ----------------------------------------------------------------------------------------------- frames */
+
+typedef struct Frame Frame;
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t position; /* where the next frame to read begins */
+    uint64_t ready;    /* frames are known to be published up to here */
+    uint64_t cursor;   /* what C_CURSOR says */
+    uint64_t capacity, seq, rung;
+    const word *peer;
+    word *own;
+    const char *data;
+    bool fence, any_seq, shut, forked, closing;
+    uint64_t leases;
+    Frame *oldest, *newest;
+    PyObject *idle, *corrupt, *wake_up, *is_forked, *last_ended;
+    Py_buffer peer_page, own_page, data_pages;
+} Reader;
+
+struct Frame {
+    PyObject_HEAD
+    uint64_t seq;
+    const char *bytes; /* in the ring, or in `copy`; NULL when released */
+    Py_ssize_t nbytes;
+    int exports;
+    unsigned char tag;
+    bool leased, exporting;
+    union {
+        struct {
+            Reader *reader;
+            Frame *older, *newer;
+            uint64_t position;
+        };
+        char copy[sizeof(uint64_t)];
+    };
+};
+
+static Frame *frame_new(size_t copied) {
+    size_t size = offsetof(Frame, copy) + copied;
+    Frame *f = PyObject_Malloc(size < sizeof(Frame) ? sizeof(Frame) : size);
+    if (!f)
+        return (Frame *)PyErr_NoMemory();
+    f->exports = 0;
+    f->leased = f->exporting = false;
+    return (Frame *)PyObject_Init((PyObject *)f, Frame_Type);
+}
+
+/* Move the cursor to where it belongs, and wake a producer that waits for that. */
+static bool reader_release(Reader *r) {
+    uint64_t cursor = r->oldest ? r->oldest->position : r->position;
+    if (cursor == r->cursor)
+        return true;
+    r->cursor = cursor;
+    /* SYNC: store C_CURSOR after the frames' bytes were loaded; pairs with the load in Room. */
+    store_release(r->own + C_CURSOR, cursor);
+    waker_barrier(r->fence);
+    /* SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm. */
+    uint64_t waiting = load(r->peer + P_WAITING);
+    return waiting == r->rung || ask(r->wake_up, &r->rung, "(K)", (unsigned long long)waiting);
+}
+
+static void reader_count(Reader *r) {
+    if (r->oldest)
+        store(r->own + C_OLDEST_LEASE, r->oldest->seq);
+    store(r->own + C_LEASES, r->leases);
+}
+
+static bool reader_end_if_last(Reader *r) {
+    if (!r->closing || r->leases || r->forked)
+        return true;
+    r->closing = false;
+    PyObject *nothing = r->last_ended ? PyObject_CallNoArgs(r->last_ended) : NULL;
+    Py_XDECREF(nothing);
+    return nothing != NULL;
+}
+
+/* The frame gives its bytes back: it is released, or it dies. */
+static bool frame_end(Frame *f) {
+    f->bytes = NULL;
+    if (!f->leased)
+        return true;
+    f->leased = false;
+    Reader *r = f->reader;
+    *(f->older ? &f->older->newer : &r->oldest) = f->newer;
+    *(f->newer ? &f->newer->older : &r->newest) = f->older;
+    r->leases--;
+    bool fine = true;
+    if (!r->forked) {
+        reader_count(r);
+        fine = reader_release(r) && reader_end_if_last(r);
+    }
+    Py_DECREF(r);
+    return fine;
+}
+
+static void frame_dealloc(PyObject *self) {
+    Frame *f = (Frame *)self;
+    if (f->leased) {
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        if (!frame_end(f))
+            PyErr_WriteUnraisable((PyObject *)Frame_Type);
+        PyErr_Restore(kind, error, trace);
+    }
+    PyObject_Free(f);
+    Py_DECREF(Frame_Type);
+}
+
+static PyObject *frame_payload(PyObject *self, void *Py_UNUSED(closure)) {
+    Frame *f = (Frame *)self;
+    if (!f->bytes)
+        return PyErr_Format(PyExc_ValueError, "frame %llu was released", (unsigned long long)f->seq);
+    f->exporting = true;
+    PyObject *view = PyMemoryView_FromObject(self);
+    f->exporting = false;
+    return view;
+}
+
+/* Only `payload` exports: the Python body has no other way, before 3.12. */
+static int frame_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    Frame *f = (Frame *)self;
+    if (!f->exporting) {
+        view->obj = NULL;
+        PyErr_SetString(PyExc_TypeError, "a bytes-like object is required, not 'Frame': use frame.payload");
+        return -1;
+    }
+    if (PyBuffer_FillInfo(view, self, (void *)f->bytes, f->nbytes, 1, flags) < 0)
+        return -1;
+    f->exports++;
+    return 0;
+}
+
+static void frame_releasebuffer(PyObject *self, Py_buffer *Py_UNUSED(view)) { ((Frame *)self)->exports--; }
+
+static PyObject *frame_release(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Frame *f = (Frame *)self;
+    if (f->bytes && f->exports) {
+        PyObject *error = PyObject_CallFunction(
+            FrameInUse, "iN", f->exports, PyUnicode_FromFormat("frame %llu", (unsigned long long)f->seq));
+        if (error)
+            PyErr_SetObject(FrameInUse, error);
+        Py_XDECREF(error);
+        return NULL;
+    }
+    return !f->bytes || frame_end(f) ? Py_NewRef(Py_None) : NULL;
+}
+
+static Py_ssize_t frame_length(PyObject *self) {
+    Frame *f = (Frame *)self;
+    return f->bytes ? f->nbytes : 0;
+}
+
+static PyObject *frame_repr(PyObject *self) {
+    Frame *f = (Frame *)self;
+    if (!f->bytes)
+        return PyUnicode_FromFormat("<Frame tag=%d seq=%llu released>", f->tag, (unsigned long long)f->seq);
+    return PyUnicode_FromFormat(
+        "<Frame tag=%d seq=%llu %zd bytes>", f->tag, (unsigned long long)f->seq, f->nbytes);
+}
+
+/* ---------------------------------------------------------------------------------------------- reading */
+
+static void corrupt(Reader *r, uint64_t position, PyObject *reason) {
+    PyObject *error =
+        reason ? PyObject_CallFunction(r->corrupt, "KN", (unsigned long long)position, reason) : NULL;
+    if (error)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+}
+
+#define CORRUPT(r, position, ...) (corrupt(r, position, PyUnicode_FromFormat(__VA_ARGS__)), FAILED)
+
+/* Look again what is published: DONE when there is something, FULL when not. */
+static outcome reader_refresh(Reader *r) {
+    /* SYNC: load P_POS before any byte it covers; pairs with the producer's store of P_POS. */
+    uint64_t published = load_acquire(r->peer + P_POS);
+    uint64_t ahead = published - r->position;
+    if (ahead > r->capacity || ahead & (WORD - 1))
+        return CORRUPT(
+            r, r->position, "published position is %llu, read position %llu", (unsigned long long)published,
+            (unsigned long long)r->position);
+    if (!r->shut)
+        r->ready = published;
+    return ahead ? DONE : FULL;
+}
+
+/* The same, and if there is nothing, ask what to do about it. */
+static outcome reader_look(Reader *r) {
+    if (!r->shut) {
+        outcome result = reader_refresh(r);
+        if (result != FULL)
+            return result;
+    }
+    PyObject *again = PyObject_CallNoArgs(r->idle);
+    int truth = again ? PyObject_IsTrue(again) : -1;
+    Py_XDECREF(again);
+    if (truth <= 0 || r->shut)
+        return truth < 0 ? FAILED : FULL;
+    return reader_refresh(r);
+}
+
+/* Take the next frame; the cursor stays. `others` were taken just before, so an empty ring is no news. */
+static outcome reader_take(Reader *r, bool others, PyObject **taken) {
+    for (;;) {
+        if (r->position == r->ready || r->shut) {
+            outcome result = others && !r->shut ? reader_refresh(r) : reader_look(r);
+            if (result != DONE)
+                return result;
+        }
+        uint64_t gap = r->capacity - (r->position & (r->capacity - 1));
+        const word *at = (const word *)(r->data + (r->position & (r->capacity - 1)));
+        /* SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS. */
+        uint64_t head = load(at);
+        uint64_t tag = head & TAG_MASK, shift = head >> SHIFT_BIT & SHIFT_MASK, nbytes = head >> LENGTH_BIT;
+        uint64_t most = r->ready - r->position;
+        if (!tag) {
+            if (nbytes != gap || shift || gap > most || gap == r->capacity)
+                return CORRUPT(
+                    r, r->position, "padding of %llu bytes, %llu to the end", (unsigned long long)nbytes,
+                    (unsigned long long)gap);
+            r->position += gap;
+            continue;
+        }
+        most = most < gap ? most : gap;
+        most = most < r->capacity / 2 ? most : r->capacity / 2;
+        uint64_t step = frame_bytes(nbytes, shift);
+        if (shift >= WORD || step > most)
+            return CORRUPT(
+                r, r->position, "frame of %llu bytes where at most %llu can be", (unsigned long long)step,
+                (unsigned long long)most);
+        uint64_t seq = load(at + 1);
+        if (seq != r->seq && !r->any_seq)
+            return CORRUPT(
+                r, r->position + WORD, "frame has seq %llu, expected %llu", (unsigned long long)seq,
+                (unsigned long long)r->seq);
+        bool copied = nbytes <= COPY_LIMIT;
+        Frame *f = frame_new(copied ? nbytes : 0);
+        if (!f)
+            return FAILED;
+        f->seq = seq;
+        f->tag = (unsigned char)tag;
+        f->nbytes = (Py_ssize_t)nbytes;
+        f->bytes = (const char *)at + FRAME_HEADER + shift;
+        if (copied) {
+            f->bytes = memcpy(f->copy, f->bytes, nbytes);
+        } else {
+            f->leased = true;
+            f->reader = (Reader *)Py_NewRef(r);
+            f->position = r->position;
+            f->newer = NULL;
+            f->older = r->newest;
+            *(r->newest ? &r->newest->newer : &r->oldest) = f;
+            r->newest = f;
+            r->leases++;
+            reader_count(r);
+        }
+        r->any_seq = false;
+        r->seq = seq + 1;
+        r->position += step;
+        *taken = (PyObject *)f;
+        return DONE;
+    }
+}
+
+/* METH_FASTCALL, although it takes nothing: the interpreter specializes such calls, and not METH_NOARGS. */
+static PyObject *try_read(PyObject *self, PyObject *const *Py_UNUSED(args), Py_ssize_t given) {
+    Reader *r = (Reader *)self;
+    if (given)
+        return PyErr_Format(PyExc_TypeError, "try_read() takes no arguments (%zd given)", given);
+    PyObject *frame = NULL;
+    outcome result = reader_take(r, false, &frame);
+    if (!reader_release(r))
+        Py_CLEAR(frame);
+    else if (result == FULL)
+        Py_RETURN_NONE;
+    return frame;
+}
+
+static PyObject *read_many(PyObject *self, PyObject *max_frames) {
+    Reader *r = (Reader *)self;
+    Py_ssize_t most = PyLong_AsSsize_t(max_frames), count = 0;
+    PyObject *frame, *frames = PyErr_Occurred() ? NULL : PyList_New(0);
+    if (!frames)
+        return NULL;
+    outcome result = DONE;
+    for (; count < most && (result = reader_take(r, count > 0, &frame)) == DONE; count++) {
+        int full = PyList_Append(frames, frame);
+        Py_DECREF(frame);
+        if (full) {
+            result = FAILED;
+            break;
+        }
+    }
+    /* What stopped a read that has frames to hand out is met again by the next one. */
+    if (result == FAILED && count)
+        PyErr_Clear();
+    if (!reader_release(r) || (result == FAILED && !count))
+        Py_CLEAR(frames);
+    return frames;
+}
+
+static PyObject *refresh(PyObject *self, PyObject *Py_UNUSED(none)) {
+    outcome result = reader_refresh((Reader *)self);
+    return result == FAILED ? NULL : PyBool_FromLong(result);
+}
+
+static PyObject *reader_position(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromUnsignedLongLong(((Reader *)self)->position);
+}
+
+static PyObject *reader_shut(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Reader *r = (Reader *)self;
+    r->shut = true;
+    PyObject *answer = PyObject_CallNoArgs(r->is_forked);
+    r->forked = answer && PyObject_IsTrue(answer) == 1;
+    Py_XDECREF(answer);
+    return answer ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *reader_close(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Reader *r = (Reader *)self;
+    r->closing = true;
+    return reader_release(r) && reader_end_if_last(r) ? Py_NewRef(Py_None) : NULL;
+}
+
+PyObject *make_reader(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named) {
+    static char *parameters[] = {"peer", "own",     "words",   "data",  "capacity",  "position",   "seq",
+                                 "idle", "corrupt", "wake_up", "fence", "is_forked", "last_ended", NULL};
+    Reader *r = (Reader *)Reader_Type->tp_alloc(Reader_Type, 0);
+    PyObject *words, *idle, *corrupt_, *wake_up, *fence, *is_forked, *last_ended;
+    unsigned long long capacity, position;
+    long long seq;
+    if (!r)
+        return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "y*w*Oy*$KKLOOOOOO", parameters, &r->peer_page, &r->own_page,
+                                     &words, &r->data_pages, &capacity, &position, &seq, &idle, &corrupt_,
+                                     &wake_up, &fence, &is_forked, &last_ended) ||
+        !check_pages(capacity, position, &r->data_pages, &r->peer_page, &r->own_page)) {
+        Py_DECREF(r);
+        return NULL;
+    }
+    r->peer = r->peer_page.buf;
+    r->own = r->own_page.buf;
+    r->data = r->data_pages.buf;
+    r->capacity = capacity;
+    r->position = r->ready = r->cursor = position;
+    r->seq = (uint64_t)seq;
+    r->any_seq = seq < 0;
+    r->fence = fence != Py_None;
+    r->idle = Py_NewRef(idle);
+    r->corrupt = Py_NewRef(corrupt_);
+    r->wake_up = Py_NewRef(wake_up);
+    r->is_forked = Py_NewRef(is_forked);
+    r->last_ended = Py_NewRef(last_ended);
+    return (PyObject *)r;
+}
+
+static int reader_traverse(PyObject *self, visitproc visit, void *arg) {
+    Reader *r = (Reader *)self;
+    Py_VISIT(r->idle);
+    Py_VISIT(r->corrupt);
+    Py_VISIT(r->wake_up);
+    Py_VISIT(r->is_forked);
+    Py_VISIT(r->last_ended);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int reader_clear(PyObject *self) {
+    Reader *r = (Reader *)self;
+    Py_CLEAR(r->idle);
+    Py_CLEAR(r->corrupt);
+    Py_CLEAR(r->wake_up);
+    Py_CLEAR(r->is_forked);
+    Py_CLEAR(r->last_ended);
+    return 0;
+}
+
+static void reader_dealloc(PyObject *self) {
+    Reader *r = (Reader *)self;
+    PyObject_GC_UnTrack(self);
+    PyBuffer_Release(&r->peer_page);
+    PyBuffer_Release(&r->own_page);
+    PyBuffer_Release(&r->data_pages);
+    reader_clear(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(Reader_Type);
+}
+
+static PyMethodDef reader_methods[] = {
+    {"try_read", FUNCTION(try_read), METH_FASTCALL, "try_read() -> Frame | None; see Consumer.try_read."},
+    {"read_many", read_many, METH_O, NULL},
+    {"refresh", refresh, METH_NOARGS, NULL},
+    {"position", reader_position, METH_NOARGS, NULL},
+    {"shut", reader_shut, METH_NOARGS, NULL},
+    {"close", reader_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef frame_methods[] = {
+    {"release", frame_release, METH_NOARGS, "See ringbuf.frame.Frame.release."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef frame_getset[] = {
+    {"payload", frame_payload, NULL, "See ringbuf.frame.Frame.payload.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef frame_members[] = {
+    {"tag", T_UBYTE, offsetof(Frame, tag), READONLY, NULL},
+    {"seq", T_ULONGLONG, offsetof(Frame, seq), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot reader_slots[] = {
+    SLOT(Py_tp_methods, reader_methods), SLOT(Py_tp_traverse, reader_traverse), SLOT(Py_tp_clear, reader_clear),
+    SLOT(Py_tp_dealloc, reader_dealloc), {0, NULL}};
+static PyType_Slot frame_slots[] = {
+    SLOT(Py_tp_doc, "One frame as a consumer got it; see ringbuf.frame.Frame."),
+    SLOT(Py_tp_methods, frame_methods), SLOT(Py_tp_getset, frame_getset), SLOT(Py_tp_members, frame_members),
+    SLOT(Py_tp_dealloc, frame_dealloc), SLOT(Py_tp_repr, frame_repr), SLOT(Py_mp_length, frame_length),
+    SLOT(Py_sq_length, frame_length), SLOT(Py_bf_getbuffer, frame_getbuffer),
+    SLOT(Py_bf_releasebuffer, frame_releasebuffer), {0, NULL}};
+
+
+PyType_Spec reader_spec = {
+    "ringbuf._cops.Reader", sizeof(Reader), 0, OURS | Py_TPFLAGS_HAVE_GC, reader_slots};
+PyType_Spec frame_spec = {"ringbuf._cops.Frame", sizeof(Frame), 0, OURS, frame_slots};
