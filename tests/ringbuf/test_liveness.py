@@ -215,8 +215,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     frames = 0
     for i in range(12):
-        out, _ = spawn_python(code, name, str(i)).communicate()
+        out, errors = spawn_python(code, name, str(i)).communicate()
         frames += i % 23 + 1
+        assert out, errors
         assert int(out) == frames
     with ringbuf.resume(name) as producer, ringbuf.attach(name, start="latest") as consumer:
         assert producer.try_write(1, b"y") or consumer.read_many()
