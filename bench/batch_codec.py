@@ -1,8 +1,9 @@
 """How fast is the BATCH codec, against decoding by hand?
 
-By hand: one msgspec pass over the header into an array_like Struct, then a loop over the requests with a numpy
-slice and a Struct for each. Every other row is a ratio to that, measured in the same run in turns, so that the
-machine's mood cancels out; the best of all rounds counts. Results are checked before anything is measured.
+By hand: one msgspec pass over the header into an array_like Struct, then a loop over the requests with a
+numpy slice and a Struct for each. Every other row is a ratio to that, measured in the same run in turns, so
+that the machine's mood cancels out; the best of all rounds counts. Results are checked before anything is
+measured.
 
     python bench/batch_codec.py [--smoke] [--rounds N]
 
@@ -69,7 +70,7 @@ def decode_by_hand(body: bytes) -> list[HandEvent]:
 
 def touch_by_hand(body: bytes) -> None:
     for event in decode_by_hand(body):
-        event.rid, event.finish_reason, len(event.token_ids)  # noqa: B018
+        event.rid, event.finish_reason, len(event.token_ids)
 
 
 def decode_batch(body: bytes) -> Batch:
@@ -149,7 +150,7 @@ def column_view_us(n: int, rounds: int) -> float:
 
 
 def extras_us(n: int, members: int, width: int, rounds: int) -> float:
-    """Microseconds to decode a frame and touch all extras, `members` of n requests having `width` alternatives."""
+    """Microseconds to decode n requests and touch all extras, `members` having `width` alternatives."""
     columns = step(n, random.Random(5))
     vals: list[Any] = [None] * n
     for i in range(members):
@@ -165,7 +166,7 @@ def extras_us(n: int, members: int, width: int, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny counts: does it run at all")
     parser.add_argument("--rounds", type=int, default=60, help="rounds; the best of each program counts")
     options = parser.parse_args()

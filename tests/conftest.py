@@ -7,11 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+import ringbuf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+# No test asserts a maximum time, and hypothesis' deadline is one. `long` is for a night: HYPOTHESIS_PROFILE=long.
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
 
 def pytest_report_header(config: pytest.Config) -> str:
-    import ringbuf
-
-    return f"ringbuf body: {getattr(ringbuf, '__impl__', 'none')}, {os.cpu_count()} cores"
+    return f"ringbuf body: {ringbuf.__impl__}, {os.cpu_count()} cores"

@@ -78,6 +78,11 @@ _BULK_BYTES = 512
 _NO_REASONS = repeat(None)
 _ONES = repeat(1)
 _BLANKS = repeat("")
+# Per field of ChunkExtras, what a request without that column gets. The empty lists are shared like the empty
+# arrays: eleven of its own would cost an event more than all the rest, and nobody may change an event.
+_NO_EXTRAS: dict[str, Iterable[Any]] = {
+    name: repeat(getattr(ChunkExtras(), name)) for name in ChunkExtras.__struct_fields__
+}
 _WHOLE: list[_Place] = [None]
 # Places of requests in a frame. Integers above 256 are objects to be made, 15 ns each; these are made once.
 _PLACES = list(range(16384))
@@ -198,14 +203,11 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return found
         slots = list(having)
         members = [at[slot] for slot in slots]
-        names: list[str] = []
-        columns: list[Iterable[Any]] = []
+        columns = dict(_NO_EXTRAS)
         for family in self._families:
-            for name, column in family.columns_of(members):
-                names.append(name)
-                columns.append(column)
-        for slot, values in zip(slots, zip(*columns, strict=True), strict=True):
-            found[slot] = ChunkExtras(**dict(zip(names, values, strict=True)))
+            columns.update(family.columns_of(members))
+        for slot, extras in zip(slots, map(ChunkExtras, *columns.values()), strict=False):
+            found[slot] = extras
         return found
 
 

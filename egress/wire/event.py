@@ -20,7 +20,7 @@ from egress.wire.finish_reason import FinishReason
 __all__ = ["ChunkEvent", "ChunkExtras"]
 
 
-class ChunkExtras(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
+class ChunkExtras(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Log-probabilities, alternatives and hidden states of one request in one step.
 
     A `_val` is a float32 view and an `_idx` an int32 view of as many elements. In the ragged families (top,

@@ -9,8 +9,8 @@ each other, after their counts were found equal on both sides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
-from typing import Any, NoReturn, TypeAlias
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -106,40 +106,68 @@ def encode_family(
     val_name = f"{family.name}_val" if family.has_idx else family.name
     idx_name = f"{family.name}_idx"
     txt_name = f"{family.name}_txt"
-    if val_name not in active:
+    vals = active.get(val_name)
+    if vals is None:
         for name in (idx_name, txt_name):
             if name in active:
                 raise EncodeError(f"{name}: given without {val_name}")
         return []
-    n = len(active[val_name])
-    vals = active[val_name]
-    idxs = active.get(idx_name, [None] * n)
-    if family.widths is None:
-        lens, packed = pack_f32(val_name, _flat_cells(vals, family.name == "in_lp"), lambda: range(n))
-        idx_lens, idx_packed = pack_i32(idx_name, _flat_cells(idxs, False), lambda: range(n))
-        per_request = lens
-    else:
-        rows = [_rows(family, cell) for cell in vals]
-        lens = list(map(len, rows))
-        widths, packed = pack_f32(val_name, list(chain.from_iterable(rows)), lambda: _owners(rows))
-        idx_lens, idx_packed = lens, b""
-        if family.has_idx:
-            idx_rows = [_rows(family, cell) for cell in idxs]
-            idx_lens = list(map(len, idx_rows))
-            idx_widths, idx_packed = pack_i32(
-                idx_name, list(chain.from_iterable(idx_rows)), lambda: _owners(idx_rows)
-            )
-            if idx_lens == lens and idx_widths != widths:
-                _refuse_difference(val_name, idx_name, widths, idx_widths, list(_owners(rows)), "values")
-        header[family.widths] = widths
-        bounds = list(accumulate(lens, initial=0))
-        per_request = [sum(widths[start:end]) for start, end in pairwise(bounds)]
-    if family.has_idx and idx_lens != lens:
-        _refuse_difference(val_name, idx_name, lens, idx_lens, range(n), "entries")
+    idxs = active.get(idx_name, [None] * len(vals))
+    try:
+        if family.widths is None:
+            counts, data = _encode_flat(family, val_name, vals, idx_name, idxs, header)
+        else:
+            counts, data = _encode_ragged(family, val_name, vals, idx_name, idxs, header)
+        if txt_name in active and family.texts is not None:
+            header[family.texts] = _flat_texts(txt_name, active[txt_name], counts)
+    except TypeError as error:
+        raise EncodeError(f"{family.name}: entries are not nested as they should be: {error}") from None
+    return data
+
+
+def _encode_flat(
+    family: Family,
+    val_name: str,
+    vals: Sequence[Any],
+    idx_name: str,
+    idxs: Sequence[Any],
+    header: dict[str, Sequence[Any]],
+) -> tuple[Sequence[int], list[_Buffer]]:
+    """Encode a family of one count per request; give the elements of each request and the data."""
+    requests = range(len(vals))
+    lens, packed = pack_f32(val_name, _flat_cells(vals, family.name == "in_lp"), lambda: requests)
+    idx_lens, idx_packed = pack_i32(idx_name, _flat_cells(idxs, False), lambda: requests)
+    _check_equal(val_name, lens, idx_name, idx_lens, requests, "entries")
     header[family.lens] = lens
-    if txt_name in active and family.texts is not None:
-        header[family.texts] = _flat_texts(txt_name, active[txt_name], per_request)
-    return [packed, idx_packed] if family.has_idx else [packed]
+    return lens, [packed, idx_packed]
+
+
+def _encode_ragged(
+    family: Family,
+    val_name: str,
+    vals: Sequence[Any],
+    idx_name: str,
+    idxs: Sequence[Any],
+    header: dict[str, Sequence[Any]],
+) -> tuple[Sequence[int], list[_Buffer]]:
+    """Encode a family of positions; give the elements of each request and the data."""
+    rows = [_rows(family, cell) for cell in vals]
+    lens = list(map(len, rows))
+    widths, packed = pack_f32(val_name, list(chain.from_iterable(rows)), lambda: _owners(lens))
+    data = [packed]
+    if family.has_idx:
+        idx_rows = [_rows(family, cell) for cell in idxs]
+        idx_lens = list(map(len, idx_rows))
+        _check_equal(val_name, lens, idx_name, idx_lens, range(len(lens)), "positions")
+        flat = list(chain.from_iterable(idx_rows))
+        idx_widths, idx_packed = pack_i32(idx_name, flat, lambda: _owners(lens))
+        _check_equal(val_name, widths, idx_name, idx_widths, _owners(lens), "values at a position")
+        data.append(idx_packed)
+    header[family.lens] = lens
+    if family.widths is not None:
+        header[family.widths] = widths
+    bounds = list(accumulate(lens, initial=0))
+    return [sum(widths[start:end]) for start, end in pairwise(bounds)], data
 
 
 def _flat_cells(cells: Sequence[Any], first_may_be_none: bool) -> list[Any]:
@@ -175,18 +203,20 @@ def _flatten(row: Any) -> Any:
     return (row,)
 
 
-def _owners(rows: Sequence[Sequence[Any]]) -> Iterator[int]:
-    """The request of every position."""
-    return (request for request, positions in enumerate(rows) for _ in positions)
+def _owners(lens: Sequence[int]) -> Iterator[int]:
+    """The request of every position, given the positions of each."""
+    return chain.from_iterable(map(repeat, range(len(lens)), lens))
 
 
-def _refuse_difference(
-    val_name: str, idx_name: str, vals: list[int], idxs: list[int], owners: Sequence[int], what: str
-) -> NoReturn:
-    """Name the first request whose counts differ."""
-    place = next(i for i, count in enumerate(vals) if count != idxs[i])
-    left, right = vals[place], idxs[place]
-    raise EncodeError(f"{idx_name}: request {owners[place]}: {right} {what} where {val_name} has {left}")
+def _check_equal(
+    val_name: str, vals: list[int], idx_name: str, idxs: list[int], owners: Iterable[int], what: str
+) -> None:
+    """Refuse a family whose values and ids differ in number, naming the first request where they do."""
+    if vals != idxs:
+        owner, left, right = next(
+            found for found in zip(owners, vals, idxs, strict=True) if found[1] != found[2]
+        )
+        raise EncodeError(f"{idx_name}: request {owner}: {right} {what} where {val_name} has {left}")
 
 
 def _flat_texts(name: str, cells: Sequence[Any], per_request: Sequence[int]) -> list[str]:
