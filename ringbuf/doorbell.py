@@ -148,6 +148,10 @@ class Bell:
         poll.register(fd, 0)
         return bool(poll.poll(0))
 
+    def is_held(self) -> bool | None:
+        """Whether a process holds the peer's FIFO; None when the FIFO cannot be opened (any more)."""
+        return None if self.fileno() < 0 else not self.is_cut()
+
     def ring(self) -> bool:
         """Wake the owner; False when nobody is there to wake."""
         fd = self.fileno()

@@ -83,7 +83,7 @@ P_INCARNATION = 25
 P_PID = 26
 P_STARTED = 27  # start time of that process, clock ticks since boot
 P_SINCE_NS = 28  # Unix time at which this incarnation began
-P_ENDED = 32  # not 0: a replacement took the name
+P_ENDED = 32  # not 0: the name was taken away, see ENDERS
 P_PADDING = 40  # counters, one add each
 P_FULL_EVENTS = 41
 P_FULL_NS = 42
@@ -94,6 +94,10 @@ P_WAKEUPS = 46
 P_SPURIOUS = 47
 P_EVICTED = 48
 P_RUNG_GENERATIONS = 64  # one byte per slot, as on the wake page: the last generation rung there
+
+ENDED_REPLACED = 1
+ENDED_UNLINKED = 2
+ENDERS = {ENDED_REPLACED: "a replacement", ENDED_UNLINKED: "whoever removed its name"}
 
 STATE_LIVE = 1
 STATE_CLOSED = 2
@@ -278,6 +282,11 @@ def read_header(name: str, words: Sequence[int], file_bytes: int) -> Geometry:
     if file_bytes != geometry.size:
         raise broken(H_SIZE, f"segment has {file_bytes} bytes, its header says {geometry.size}")
     return geometry
+
+
+def ended_by(ended: int) -> str:
+    """Who ended a ring, from its word P_ENDED."""
+    return ENDERS.get(ended, ENDERS[ENDED_REPLACED])
 
 
 def slot_page(slot: int) -> int:

@@ -66,7 +66,7 @@ class LockProbe:
     def _held(self, offset: int) -> bool | None:
         if self._fd < 0:
             try:
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError:
                 return None
             found = os.fstat(fd)

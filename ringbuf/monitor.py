@@ -7,6 +7,7 @@ import os
 import re
 import stat
 
+from ringbuf import layout
 from ringbuf.counters import RingInfo, read_info
 from ringbuf.doorbell import SHM_DIR
 from ringbuf.errors import RingError, RingForbidden, RingNotFound
@@ -14,14 +15,10 @@ from ringbuf.layout import check_name
 from ringbuf.names import (
     open_descriptor,
     opened,
-    read_geometry,
-    remove_names,
-    segment_path,
     shared_names,
     temporary_path,
-    unlink_shared,
 )
-from ringbuf.removal import try_remove_dead
+from ringbuf.removal import end_ring, try_remove_dead
 
 __all__ = ["inspect", "reap", "ring_names", "rings", "unlink"]
 
@@ -58,9 +55,10 @@ def rings() -> list[RingInfo]:
 
 
 def unlink(name: str) -> None:
-    """Remove a ring's name and FIFOs, whoever uses it; they keep what they have mapped.
+    """Remove a ring's name and FIFOs, whoever uses it.
 
-    A process that never slept before loses its peer's doorbell with this and is left with the re-check.
+    For those who do, it has ended: consumers read what is there and then find RingClosed, the producer finds
+    it when it next looks for room. What they have mapped they keep.
 
     Raises:
         RingNotFound: there is nothing of this name.
@@ -69,13 +67,7 @@ def unlink(name: str) -> None:
     check_name(name)
     fd = open_descriptor(name, None)
     try:
-        found = os.fstat(fd)
-        try:
-            geometry = read_geometry(name, fd)
-        except (RingNotFound, ValueError):
-            unlink_shared(segment_path(name))
-            return
-        remove_names(name, geometry.instance, geometry.slots, found.st_dev, found.st_ino)
+        end_ring(name, fd, layout.ENDED_UNLINKED)
     finally:
         os.close(fd)
 

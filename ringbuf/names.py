@@ -28,7 +28,8 @@ from ringbuf.layout import HEADER_WORDS, WORD, Geometry
 
 __all__ = ["leads_to", "open_descriptor", "open_ready", "read_geometry", "remove_names", "segment_path"]
 
-OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+# O_NONBLOCK, because opening a planted FIFO would wait for its other end.
+OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _HEADER_BYTES = HEADER_WORDS * WORD
 # Whoever waits for a name looks again after these pauses.
 _FIRST_PAUSE_S = 0.001

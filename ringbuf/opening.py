@@ -177,7 +177,8 @@ def _succeed(segment: Segment, fd: int) -> tuple[Anchor, int]:
     try:
         own = memoryview(map_pages(fd, PRODUCER_PAGE, PAGE, writable=True)).cast("Q")
         if own[layout.P_ENDED] or own[layout.P_STATE] == layout.STATE_CLOSED or not segment.still_named():
-            raise RingClosed(segment.name, "a replacement" if own[layout.P_ENDED] else "the producer")
+            ended = own[layout.P_ENDED]
+            raise RingClosed(segment.name, layout.ended_by(ended) if ended else "the producer")
         step("resume.locked")
         data = memoryview(
             map_pages(fd, segment.geometry.data_offset, segment.geometry.data_bytes, writable=False)

@@ -27,7 +27,7 @@ from ringbuf.names import (
     unlink_shared,
 )
 
-__all__ = ["clear_name", "living_pids", "try_remove_dead"]
+__all__ = ["clear_name", "end_ring", "living_pids", "try_remove_dead"]
 
 # A lock that somebody holds only while removing or creating is free again within this time.
 _BUSY_S = 0.05
@@ -50,7 +50,7 @@ def clear_name(name: str, replace: bool) -> None:
             if try_remove_dead(name, fd, segment_path(name)):
                 return
             if replace:
-                _end(name, fd)
+                end_ring(name, fd, layout.ENDED_REPLACED)
                 return
             if time.monotonic() - started > _BUSY_S:
                 raise RingExists(name, living_pids(name, fd))
@@ -84,24 +84,28 @@ def try_remove_dead(name: str, fd: int, path: str) -> bool:
         return True
     remove_names(name, geometry.instance, geometry.slots, found.st_dev, found.st_ino)
     # A consumer that opened it before and takes a slot after us finds the end here.
-    _mark_ended(fd)
+    _mark_ended(fd, layout.ENDED_REPLACED)
     return True
 
 
-def _mark_ended(fd: int) -> None:
+def _mark_ended(fd: int, how: int) -> None:
     page = memoryview(map_pages(fd, PRODUCER_PAGE, PAGE, writable=True)).cast("Q")
-    page[layout.P_ENDED] = 1
+    page[layout.P_ENDED] = how
 
 
-def _end(name: str, fd: int) -> None:
-    """Take the name from a living ring: its consumers and its producer find RingClosed."""
+def end_ring(name: str, fd: int, how: int) -> None:
+    """Take the name from a ring: its consumers, having read what is there, and its producer find RingClosed.
+
+    Args:
+        how: what to leave in P_ENDED.
+    """
     try:
         geometry = read_geometry(name, fd)
     except (RingNotFound, ValueError):
         unlink_shared(segment_path(name))
         return
     step("replace.end")
-    _mark_ended(fd)
+    _mark_ended(fd, how)
     for party in (PRODUCER, *map(consumer_party, range(geometry.slots))):
         bell = Bell(fifo_path(name, geometry.instance, party))
         bell.ring()

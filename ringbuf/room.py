@@ -22,6 +22,7 @@ corruption, reported and not believed.
 
 from __future__ import annotations
 
+import os
 import time
 
 from ringbuf import layout
@@ -52,6 +53,12 @@ _SLOT_WORDS = PAGE // WORD
 _UNSURE_S = 0.01
 
 
+# RINGBUF_DEBUG=poison overwrites bytes as soon as they are reclaimed, so that whoever still looks at them
+# without a lease sees it. One more pass over the data.
+_POISON = 0xDB
+_poisons = os.environ.get("RINGBUF_DEBUG") == "poison"
+
+
 class Room:
     """The producer's view of its consumers.
 
@@ -59,10 +66,12 @@ class Room:
         tenure: the producer's hold on the ring.
         own: the words of the producer page, writable.
         sleeper: the producer's parked flag.
+        data: the data pages, writable, for poisoning.
     """
 
     __slots__ = (
         "_control",
+        "_data",
         "_evicted",
         "_first_slot",
         "_full_since",
@@ -76,7 +85,9 @@ class Room:
         "tenure",
     )
 
-    def __init__(self, tenure: Tenure, own: memoryview, sleeper: Sleeper) -> None:
+    def __init__(
+        self, tenure: Tenure, own: memoryview, sleeper: Sleeper, data: memoryview | None = None
+    ) -> None:
         geometry = tenure.segment.geometry
         self.tenure = tenure
         self.own = own
@@ -85,6 +96,7 @@ class Room:
         # The lowest it can be. A predecessor may have stored a floor and died before its second look.
         self.reclaimed: int = max(0, own[layout.P_POS] - geometry.capacity)
         self.joining = False
+        self._data = data
         self._name = tenure.segment.name
         self._slots = geometry.slots
         self._control = tenure.segment.control
@@ -129,9 +141,7 @@ class Room:
 
     def _is_dead(self, slot: int, word: int) -> bool:
         """Whether nobody holds the slot any more; it is then ignored until another consumer takes it."""
-        alive = self.tenure.segment.probe.consumer_alive(slot)
-        if alive is None:
-            alive = not self.tenure.bell(consumer_party(slot)).is_cut()
+        alive = self.tenure.is_alive(consumer_party(slot), self.tenure.segment.probe.consumer_alive(slot))
         if not alive:
             step("room.evict")
             self._evicted[slot] = word
@@ -156,8 +166,8 @@ class Room:
         """
         self.tenure.check()
         own = self.own
-        if own[layout.P_ENDED]:
-            raise RingClosed(self._name, "a replacement")
+        if ended := own[layout.P_ENDED]:
+            raise RingClosed(self._name, layout.ended_by(ended))
         capacity = self.capacity
         published = own[layout.P_POS]
         cursors = self._cursors(published)
@@ -166,6 +176,10 @@ class Room:
             slot = cursors[0][1]
             if not self._is_dead(slot, self._state_word(slot)):
                 break
+            # Others may have died before it, unnoticed because they held nothing up; they must not count as
+            # attached, or what this one left unread would be given up for them.
+            for _, other in cursors[1:]:
+                self._is_dead(other, self._state_word(other))
             cursors = self._cursors(published)
         if not self.joining:
             lowest = cursors[0][0] if cursors else self._left_behind(position + need - capacity, published)
@@ -216,7 +230,18 @@ class Room:
         fence()
         cursors = self._cursors(published)
         if not self.joining:
-            self.reclaimed = min([floor, *(cursor for cursor, _ in cursors)])
+            reclaimed = min([floor, *(cursor for cursor, _ in cursors)])
+            if _poisons and self._data is not None:
+                self._poison(self._data, self.reclaimed, reclaimed)
+            self.reclaimed = reclaimed
+
+    def _poison(self, data: memoryview, start: int, stop: int) -> None:
+        mask = self.capacity - 1
+        while start < stop:
+            offset = start & mask
+            length = min(stop - start, self.capacity - offset)
+            data[offset : offset + length] = bytes([_POISON]) * length
+            start += length
 
     def _note_full(self) -> None:
         if not self._full_since:

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 
+from ringbuf import layout
 from ringbuf.doorbell import Bell, OwnBell
 from ringbuf.errors import RingClosed, UseAfterFork
 from ringbuf.mapping import Anchor
@@ -73,6 +74,23 @@ class Tenure:
         if bell is None:
             bell = self.bells[party] = self.segment.bell(party)
         return bell
+
+    def is_alive(self, party: str, holds_lock: bool | None) -> bool:
+        """Whether a peer lives; its FIFO tells where its lock cannot be asked. In doubt it does.
+
+        Args:
+            party: the peer.
+            holds_lock: what the probe said, None where it could not ask.
+
+        Raises:
+            RingClosed: neither can be asked, because somebody removed the ring's files.
+        """
+        if holds_lock is not None:
+            return holds_lock
+        held = self.bell(party).is_held()
+        if held is None and not self.segment.still_named():
+            raise RingClosed(self.segment.name, layout.ENDERS[layout.ENDED_UNLINKED])
+        return held is not False
 
     def close(self) -> bool:
         """Mark the handle closed and wake a thread that waits in it; False when it already was."""

@@ -85,7 +85,8 @@ class Watch:
             # SYNC: load P_STATE, then P_POS again; pairs with the producer's store of P_POS before P_STATE.
             if peer[P_POS] != self.position():
                 return True
-            raise RingClosed(self.tenure.segment.name, "a replacement" if peer[P_ENDED] else "the producer")
+            ended = peer[P_ENDED]
+            raise RingClosed(self.tenure.segment.name, layout.ended_by(ended) if ended else "the producer")
         return self._ready is not None and self._rearm(self._ready)
 
     def _rearm(self, ready: ReadySet) -> bool:
@@ -162,9 +163,10 @@ class Watch:
         if incarnation == self._told_incarnation:
             return
         pid = peer[P_PID]
-        alive = self.tenure.segment.probe.producer_alive()
-        if alive is None:
-            alive = not self.tenure.bell(PRODUCER).is_cut()
+        locked = self.tenure.segment.probe.producer_alive()
+        if locked is None and (peer[P_STATE] == layout.STATE_CLOSED or peer[P_ENDED]):
+            return
+        alive = self.tenure.is_alive(PRODUCER, locked)
         # The lock was free after P_INCARNATION was loaded; what that producer published is all there is.
         if alive or self.refresh() or peer[P_INCARNATION] != incarnation:
             return
