@@ -29,21 +29,31 @@ PLAIN = 15
 _VISIT = 2
 _LITERAL = 3
 _SET = 5
-_SET_ITEM = 2  # a set with a category or beyond the BMP is a list that is walked
+_SET_ITEM = 4  # a set with a category or beyond the BMP is a list that is walked
+_WORD = 35  # four look-ups in the Unicode tables before "no", or "yes" to an underscore
+_WORD_FOUND = 22
+_DIGIT = 14
+_SPACE = 6
 _FOLDED_LITERAL = 12
-_FOLDED_SET = 30
+_FOLDED_SET = 36
+_FOLDED_CATEGORY = 8
 _REPEAT_ENTER = 20
 _REPEAT_AGAIN = 6
-_LAZY_AGAIN = 16
-_LOOP_ENTER = 30
+_LAZY_AGAIN = 18
+_LOOP_ENTER = 55
 _LOOP_AGAIN = 42
 _BRANCH = 12
-_ALTERNATIVE = 12  # on top, unless its first character can be looked at ahead
-_GROUP = 8
+_ALTERNATIVE = 12  # on top, for as many as one character can lead into
+_GROUP = 12
 _ANCHOR = 4
-_BOUNDARY = 18
+_BOUNDARY = 55  # two word look-ups that both say no
 _LOOK = 18
 _REFERENCE = 10
+
+_CATEGORY_PRICE = {
+    op.CATEGORY_WORD: _WORD, op.CATEGORY_NOT_WORD: _WORD, op.CATEGORY_DIGIT: _DIGIT,
+    op.CATEGORY_NOT_DIGIT: _DIGIT, op.CATEGORY_SPACE: _SPACE, op.CATEGORY_NOT_SPACE: _SPACE,
+}  # fmt: skip
 
 _MAX_WAYS = 1 << 40
 """Ways between two characters beyond which a pattern is over any limit."""
@@ -186,22 +196,28 @@ class Automaton:
         self.follow.append({})
         self._specs.append(set_of(kind, value, flags))
         folds = flags & re.IGNORECASE
-        if kind is op.IN:
-            listed = any(what is op.CATEGORY or not _is_bmp(item) for what, item in value)
-            entry = (_FOLDED_SET if folds else _SET) + (_SET_ITEM * len(value) if listed else 0)
+        if kind is not op.IN:
+            entry = _FOLDED_LITERAL if folds and kind is not op.ANY else _LITERAL
+        elif len(value) == 1 and value[0][0] is op.CATEGORY:
+            entry = _SET + _listed(value, flags) + (_FOLDED_CATEGORY if folds else 0)
         else:
-            entry = _FOLDED_LITERAL if folds else _LITERAL
+            entry = (_FOLDED_SET if folds else _SET) + _listed(value, flags)
         return Fragment({state: 1}, {state: 1}, 0, entry)
 
     def _branch(self, parts: Any, flags: int) -> Fragment:
         whole = Fragment({}, {}, 0, _BRANCH)
+        entered: dict[Any, int] = {}
         for nodes in parts:
             part = self._sequence(nodes, flags)
-            looked_at = bool(nodes) and nodes[0][0] is op.LITERAL
+            # An alternative that begins with a literal is only entered at that literal.
+            begin = nodes[0] if nodes and nodes[0][0] is op.LITERAL else None
+            entered[begin] = entered.get(begin, 0) + 1
             whole.first.update(part.first)
             whole.last.update(part.last)
             whole.empty += part.empty
-            whole.entry += part.entry + (0 if looked_at else _ALTERNATIVE)
+            whole.entry += part.entry
+        always = entered.pop(None, 0)
+        whole.entry += _ALTERNATIVE * (always + max(entered.values(), default=0))
         return whole
 
     def _repeat(self, kind: Any, value: Any, flags: int) -> Fragment:
@@ -210,7 +226,7 @@ class Automaton:
         enter = _REPEAT_ENTER if simple else _LOOP_ENTER
         again = (_LAZY_AGAIN if kind is op.MIN_REPEAT else _REPEAT_AGAIN) if simple else _LOOP_AGAIN
         if high == op.MAXREPEAT:
-            rest = self._star(self._sequence(body, flags), again)
+            rest = self._star(self._sequence(body, flags), again, simple)
         else:
             rest = self._optional(body, flags, int(high) - low, again)
         # The required copies, last first; a body that may be empty is run all the same.
@@ -222,9 +238,11 @@ class Automaton:
         rest.entry += enter
         return rest
 
-    def _star(self, body: Fragment, again: int) -> Fragment:
+    def _star(self, body: Fragment, again: int, simple: bool) -> Fragment:
         """Any number of iterations; after one, another or the exit, perhaps by way of an empty one."""
-        self._link(body.last, Fragment(body.first, {}, 0, body.entry), again)
+        # A loop over one set counts its characters once; none is tried again on the way back.
+        tried = body.entry - (_WORD - _WORD_FOUND if simple and body.entry > _WORD else 0)
+        self._link(body.last, Fragment(body.first, {}, 0, tried), again)
         exits = 1 + body.empty
         last = {state: ways * exits for state, ways in body.last.items()}
         return Fragment(body.first, last, exits, body.entry)
@@ -239,6 +257,7 @@ class Automaton:
             copy.empty = 0
             rest = self._then(copy, rest)
             rest.empty, rest.entry = 1 + empty, entry
+        rest.entry -= again if count else 0
         return rest
 
     def _look(self, direction: int, nodes: Nodes, flags: int) -> Fragment:
@@ -276,5 +295,12 @@ class Automaton:
         return part
 
 
-def _is_bmp(item: Any) -> bool:
-    return item is None or (item if isinstance(item, int) else item[1]) <= 0xFFFF
+def _listed(items: Any, flags: int) -> int:
+    """What walking a set item by item costs on top; nothing where CPython makes it a bit map."""
+    price = 0
+    for kind, value in items:
+        if kind is op.CATEGORY:
+            price += _CATEGORY_PRICE[value] if not flags & re.ASCII else _SPACE
+        elif kind is not op.NEGATE and (value if kind is op.LITERAL else value[1]) > 0xFFFF:
+            price += _SET_ITEM
+    return price + _SET_ITEM * (len(items) - 1) if price else 0

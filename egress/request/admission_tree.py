@@ -41,9 +41,11 @@ UNBOUNDED = 1 << 30
 REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT)
 _SINGLE = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
 
-# What the parser warns about is a set whose meaning a later Python will change. Only a pattern with one of
-# these can be such; all others are parsed without touching the process-wide warning filters.
-_WARNED = re.compile(r"\[.*(?:\[|--|&&|~~|\|\|)", re.DOTALL)
+# The parser warns about a set whose meaning a later Python will change, and (3.11) about a group number spelt
+# in a way a later one refuses. Only a pattern with one of these can be such; all others are parsed without
+# touching the process-wide warning filters.
+_WARNED = re.compile(r"\[.*(?:\[|--|&&|~~|\|\|)|\(\?(?:\(|P=)", re.DOTALL)
+_WARNINGS = r"possible (?:nested set|set )|bad character in group name"
 _warnings_lock = threading.Lock()
 
 
@@ -58,7 +60,7 @@ def parse(pattern: str) -> tuple[Nodes, int]:
         tree = _parser.parse(pattern, 0)
     else:
         with _warnings_lock, warnings.catch_warnings():
-            warnings.filterwarnings("error", r"Possible (nested set|set )", FutureWarning)
+            warnings.filterwarnings("error", _WARNINGS)
             tree = _parser.parse(pattern, 0)
     return tree, int(tree.state.flags)
 

@@ -40,7 +40,7 @@ def _trim(nodes: list[tuple[Any, Any]], flags: int, bodies: list[tuple[Nodes, in
             inner = _trim(list(body), flags, bodies)
             if low == 1 and not inner:
                 continue
-            return [*nodes, *inner]
+            return [*nodes, (kind, (1, 1, inner))]
         if kind is op.SUBPATTERN:
             group, add, remove, body = value
             inner = _trim(list(body), (flags | add) & ~remove, bodies)

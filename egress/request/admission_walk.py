@@ -61,7 +61,7 @@ def walk(automaton: Automaton, *, starts: str, limit: int, meter: Meter, n_max: 
     active = {0: 1}
     n_paths = 1
     for n in range(1, n_max + 1):
-        meter.spend(2 + 2 * len(active))
+        meter.spend(2 + 3 * len(active))
         best: dict[tuple[int, int], int] = {}
         for state, paths in active.items():
             for successor, ways, crowd in edges[state]:
@@ -75,16 +75,12 @@ def walk(automaton: Automaton, *, starts: str, limit: int, meter: Meter, n_max: 
         if not following:
             break
         unchanged, active = following == active, following
-        if together:
-            dearest: dict[int, int] = {}
-            for state, paths in active.items():
-                if state and paths * cost[state] > dearest.get(crowd_of[state], 0):
-                    dearest[crowd_of[state]] = paths * cost[state]
-            price = sum(dearest.values())
-            total += price
-        else:
-            price = sum(paths * cost[state] for state, paths in active.items())
-            total += price if starts == "first" else price * (n_max + 1 - n)
+        dearest: dict[int, int] = {}
+        for state, paths in active.items():
+            if state and paths * cost[state] > dearest.get(crowd_of[state], 0):
+                dearest[crowd_of[state]] = paths * cost[state]
+        price = sum(dearest.values())
+        total += price * (n_max + 1 - n) if starts == "each" else price
         n_paths = sum(active.values())
         if total > limit:
             break

@@ -191,9 +191,9 @@ _PLAIN = re.compile(r"\n+$")
 def _seconds(compiled: re.Pattern[str], text: str, best_of: int) -> float:
     best = float("inf")
     for _ in range(best_of):
-        started = time.perf_counter()
+        started = time.thread_time()  # what other processes do meanwhile does not count
         compiled.search(text)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
     return best
 
 
