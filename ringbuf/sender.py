@@ -77,7 +77,7 @@ class Sender:
         sleeper = Sleeper(
             self.own, layout.P_WAITING, fifo, sleeper_barrier, partial(_next_generation, self.own)
         )
-        self.room = Room(self.tenure, self.own, sleeper)
+        self.room = Room(self.tenure, self.own, sleeper, memoryview(self.data))
         self.writer = _ops.make_writer(
             self.own,
             self.words,

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import uvloop
 from support import MS, wait_until
 
 import ringbuf
@@ -260,13 +261,9 @@ def test_fileno_is_readable_when_frames_were_there_before(
     assert not readable(consumer)
 
 
-def loop_factories() -> list[Any]:
-    import uvloop
-
-    return [asyncio.new_event_loop, uvloop.new_event_loop]
-
-
-@pytest.mark.parametrize("factory", loop_factories(), ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_async_for_ends_at_the_clean_end(
     producer: ringbuf.Producer, consumer: ringbuf.Consumer, factory: Any
 ) -> None:

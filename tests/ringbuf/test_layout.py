@@ -12,7 +12,13 @@ PLAN = {"instance": 7, "origin": 0, "created_ns": 1, "pid": 2, "barrier": layout
 
 def test_pages_follow_each_other_and_data_comes_last() -> None:
     geometry = layout.plan(8192, 3, **PLAN)
-    pages = [0, layout.PRODUCER_PAGE, layout.WAKE_PAGE, *map(layout.slot_page, range(3)), geometry.data_offset]
+    pages = [
+        0,
+        layout.PRODUCER_PAGE,
+        layout.WAKE_PAGE,
+        *map(layout.slot_page, range(3)),
+        geometry.data_offset,
+    ]
     assert pages == [page * layout.PAGE for page in range(7)]
     assert geometry.size == geometry.data_offset + 8192
 

@@ -176,7 +176,7 @@ def test_an_error_in_the_block_is_the_one_that_is_raised(
 ) -> None:
     producer, consumer = pair
     producer.write(1, bytes(BIG))
-    with pytest.raises(ZeroDivisionError) as caught, consumer.read(0) as frame:
+    with pytest.raises(ZeroDivisionError) as caught, consumer.read(0) as frame:  # noqa: PT012
         kept = frame.payload
         raise ZeroDivisionError
     assert "still live" in caught.value.__notes__[0]
@@ -282,3 +282,22 @@ def test_many_leases_do_not_slow_each_other(pair: tuple[ringbuf.Producer, ringbu
         del frames[::2], frames
     assert lag(producer.name) == 0
     assert time.monotonic() >= started
+
+
+def test_poison_shows_who_looks_without_a_lease(
+    pair: tuple[ringbuf.Producer, ringbuf.Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringbuf.room._poisons", True)
+    producer, consumer = pair
+    for _ in range(3):
+        producer.write(1, b"a" * BIG)
+    first, *_ = consumer.read_many()
+    whole = memoryview(consumer._seat.data)
+    stolen, second = whole[16 : 16 + BIG], whole[BIG + 32 : 2 * BIG + 32]
+    keeper = first.payload
+    assert not producer.try_write(2, b"b" * BIG)
+    assert stolen == keeper == b"a" * BIG
+    del keeper, first, _
+    assert producer.try_write(2, b"b" * BIG)
+    assert second == b"\xdb" * BIG
+    assert consumer.read(0).payload == b"b" * BIG

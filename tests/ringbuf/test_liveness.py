@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import select
@@ -136,14 +137,12 @@ def test_fileno_shows_a_death_once(name: str, spawn: Any) -> None:
 
 
 def test_async_for_raises_peer_dead_and_reads_on(name: str, spawn: Any) -> None:
-    import asyncio
-
     child = spawn(PRODUCER, name, "create", "3")
 
     async def main() -> list[bytes]:
         got = []
         with ringbuf.attach(name) as consumer:
-            with pytest.raises(ringbuf.PeerDead):
+            with pytest.raises(ringbuf.PeerDead):  # noqa: PT012
                 async for frame in consumer:
                     got.append(bytes(frame.payload))
                     if len(got) == 3:
@@ -211,14 +210,23 @@ for i in range(int(sys.argv[2]) % 23 + 1):
     while not p.try_write(1, b"x" * (i % 50)): c.read_many()
 if int(sys.argv[2]) % 2: c.read_many()
 print(ringbuf.inspect(sys.argv[1]).frames, flush=True)
+sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     frames = 0
+    keeper = -1  # the lock of a slot, so that nobody's reap takes the ring between two producers
     for i in range(12):
-        out, errors = spawn_python(code, name, str(i)).communicate()
+        process = spawn_python(code, name, str(i), stdin=subprocess.PIPE)
+        assert process.stdout is not None
+        out = process.stdout.readline()
+        if keeper < 0:
+            keeper = os.open(f"/dev/shm/ringbuf.{name}", os.O_RDWR)
+            assert liveness.lock_byte(keeper, layout.slot_page(7))
+        _, errors = process.communicate("\n")
         frames += i % 23 + 1
         assert out, errors
         assert int(out) == frames
+    os.close(keeper)
     with ringbuf.resume(name) as producer, ringbuf.attach(name, start="latest") as consumer:
         assert producer.try_write(1, b"y") or consumer.read_many()
         producer.write(1, b"z", timeout=5)

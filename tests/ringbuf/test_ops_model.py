@@ -1,4 +1,4 @@
-"""The ring against a deque: any sequence of operations, small rings, positions around every power that matters."""
+"""The ring against a deque: any operations, small rings, positions around every power that matters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ import ringbuf
 from ringbuf import layout
 
 EDGES = (0, 1 << 31, 1 << 32, 1 << 63)
-ORIGINS = st.builds(
-    lambda edge, words: max(0, edge - 8 * words), st.sampled_from(EDGES), st.integers(0, 64)
-)
+ORIGINS = st.builds(lambda edge, words: max(0, edge - 8 * words), st.sampled_from(EDGES), st.integers(0, 64))
 CAPACITIES = st.sampled_from([64, 128, 256, 512, 1024, 2048, 4096])
 
 
@@ -113,7 +111,10 @@ class RingMachine(RuleBasedStateMachine):
         if start == "oldest":
             first = consumer.try_read()
             if first is None:
-                assert not self.history or ringbuf.inspect(self.name).floor == ringbuf.inspect(self.name).position
+                assert (
+                    not self.history
+                    or ringbuf.inspect(self.name).floor == ringbuf.inspect(self.name).position
+                )
             else:
                 expected.extend(self.history[first.seq :])
                 assert expected.popleft() == (first.tag, first.seq, bytes(first.payload))
@@ -199,7 +200,9 @@ def test_any_sequence_of_operations_agrees_with_a_deque(
 
 @pytest.mark.parametrize("edge", [1 << 31, 1 << 32, 1 << 63])
 @pytest.mark.parametrize("state", ["empty", "half", "full"])
-def test_frames_pass_every_edge_of_the_position(name: str, body: tuple[str, str], edge: int, state: str) -> None:
+def test_frames_pass_every_edge_of_the_position(
+    name: str, body: tuple[str, str], edge: int, state: str
+) -> None:
     with ringbuf.create(name, 256, _position=edge - 1024) as producer, ringbuf.attach(name) as consumer:
         backlog: deque[bytes] = deque()
         for i in range(200):

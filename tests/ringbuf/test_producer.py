@@ -36,7 +36,10 @@ def fill(producer: ringbuf.Producer, payload: bytes) -> int:
         (memoryview(b"abcdef")[::2], b"ace"),
         (np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32).tobytes()),
         (np.arange(3, dtype=">i4"), np.arange(3, dtype=">i4").tobytes()),
-        (np.arange(6, dtype=np.float32).reshape(2, 3).T, np.arange(6, dtype=np.float32).reshape(2, 3).T.tobytes()),
+        (
+            np.arange(6, dtype=np.float32).reshape(2, 3).T,
+            np.arange(6, dtype=np.float32).reshape(2, 3).T.tobytes(),
+        ),
         (np.empty((0, 3), np.float32), b""),
         ([b"ab", np.uint8([99]), b"", bytearray(b"d")], b"abcd"),
         ((b"ab", b"cd"), b"abcd"),
@@ -225,7 +228,7 @@ def test_claim_leaves_nothing_after_an_exception(
     producer: ringbuf.Producer, consumer: ringbuf.Consumer
 ) -> None:
     for _ in range(50):
-        with pytest.raises(ZeroDivisionError), producer.claim(7, 900) as buf:
+        with pytest.raises(ZeroDivisionError), producer.claim(7, 900) as buf:  # noqa: PT012
             buf[:] = b"\xff" * 900
             1 / 0  # noqa: B018
     producer.write(1, b"next")

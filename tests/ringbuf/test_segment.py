@@ -132,7 +132,7 @@ def test_replace_ends_a_living_ring_for_everybody(name: str) -> None:
             reader.read()
         new.write(1, b"new")
         assert other.read(0).payload == b"new"
-        with pytest.raises(ringbuf.RingClosed, match="by a replacement"):
+        with pytest.raises(ringbuf.RingClosed, match="by a replacement"):  # noqa: PT012
             for _ in range(100):
                 old.write(1, b"x" * 100, timeout=5)
         old.close()
@@ -177,7 +177,9 @@ def test_close_removes_only_its_own_segment(name: str) -> None:
 def test_a_readers_exit_removes_nothing(producer: ringbuf.Producer) -> None:
     producer.write(1, b"x")
     for end in ("", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "raise SystemExit(3)", "1/0"):
-        child = spawn_python(f"import sys, ringbuf\nc = ringbuf.attach(sys.argv[1])\nc.read()\n{end}", producer.name)
+        child = spawn_python(
+            f"import sys, ringbuf\nc = ringbuf.attach(sys.argv[1])\nc.read()\n{end}", producer.name
+        )
         _, errors = child.communicate()
         assert "tracker" not in errors
         with ringbuf.attach(producer.name) as consumer:
@@ -329,13 +331,14 @@ def test_a_small_dev_shm_fails_cleanly_and_never_with_a_bus_error(name: str) -> 
     code = (
         "import sys, os, ringbuf\n"
         "try:\n    ringbuf.create(sys.argv[1], 1 << 20)\n"
-        "except ringbuf.SharedMemoryFull as e:\n    print(e.needed > 1 << 20, e.free <= 65536, os.listdir('/dev/shm'))\n"
+        "except ringbuf.SharedMemoryFull as e:\n"
+        "    print(e.needed > 1 << 20, e.free <= 65536, os.listdir('/dev/shm'))\n"
         "p = ringbuf.create(sys.argv[1], 4096, slots=1)\n"
         "while p.try_write(1, b'x' * 500): pass\np.close()\nprint(os.listdir('/dev/shm'))"
     )
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
-        + [sys.executable, "-c", code, name],
+        [*["unshare", "-m", "sh", "-c"], mount, "sh", sys.executable, "-c", code, name],
         capture_output=True,
         text=True,
         check=False,
@@ -363,7 +366,10 @@ def test_a_ring_of_another_user_is_refused_by_name_of_its_owner(name: str) -> No
         expected = f"RingForbidden ring {name!r} belongs to uid 0, not to uid 12345: refused"
         assert lines == [expected] * 5 + ["[] []", "0"], errors
     with ringbuf.create(name, 4096):
-        code = "import os, sys, ringbuf\nringbuf.attach(sys.argv[1]).close()\nos.setuid(12345)\nringbuf.attach(sys.argv[1], owner=0)"
+        code = (
+            "import os, sys, ringbuf\nringbuf.attach(sys.argv[1]).close()\nos.setuid(12345)\n"
+            "ringbuf.attach(sys.argv[1], owner=0)"
+        )
         assert "RingForbidden" in spawn_python(code, name).communicate()[1]
 
 
@@ -436,12 +442,15 @@ def test_1000_rings_fit_under_the_usual_limit_of_descriptors(name: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise RuntimeError", "signal.raise_signal(signal.SIGINT)"])
+@pytest.mark.parametrize(
+    "end", ["pass", "sys.exit(0)", "raise RuntimeError", "signal.raise_signal(signal.SIGINT)"]
+)
 def test_exit_of_the_interpreter_ends_the_ring_without_noise(name: str, end: str) -> None:
     code = (
         "import sys, signal, ringbuf\n"
         "p = ringbuf.create(sys.argv[1], 1 << 16)\nc = ringbuf.attach(sys.argv[1])\n"
-        "p.write(1, bytes(10000))\nf = c.read()\nv = f.payload\ncycle = [p, c, f]\ncycle.append(cycle)\n" + end
+        "p.write(1, bytes(10000))\nf = c.read()\nv = f.payload\ncycle = [p, c, f]\ncycle.append(cycle)\n"
+        + end
     )
     _, errors = spawn_python(code, name).communicate()
     assert "ringbuf" not in errors.replace(str(Path(ringbuf.__file__).parent), "")
