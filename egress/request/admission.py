@@ -62,7 +62,7 @@ CACHE_ENTRIES = 512
 """As in CPython's own `re`."""
 
 _cache: SegmentedCache[RegexPattern] = SegmentedCache(CACHE_ENTRIES)
-_find = _cache.get
+_entries = _cache.entries
 _count_hit = _cache.count_hit
 
 
@@ -115,10 +115,12 @@ class RegexPattern:
         patterns are not cached.
         """
         try:
-            entry = _find(pattern)
+            entry = _entries[pattern]
+        except KeyError:
+            pass
         except TypeError:
             _refuse(f"stop_regex must be a string, got {type(pattern).__name__}")
-        if entry is not None:
+        else:
             entry.used = True
             _count_hit()
             return entry.value
@@ -170,32 +172,51 @@ def _admit(pattern: str) -> int:
             f"stop_regex {shown} is refused: it can match only the empty text, which never stops a generation"
         )
     try:
-        _weigh_whole(nodes, flags, groups, shown)
+        _refuse_if_dear(nodes, flags, groups, shown)
     except RecursionError:
         _refuse(f"stop_regex {shown} is refused: it is nested too deeply")
     return max_len
 
 
-def _weigh_whole(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]], shown: str) -> None:
-    """Refuse a pattern whose search, or that of anything repeated behind its end, costs too much."""
+def weigh(pattern: str) -> float:
+    """Bound the worst search of a valid pattern, in times the plainest quadratic loop; for benchmarks.
+
+    Args:
+        pattern: one that CPython takes; others raise what CPython raises.
+
+    Returns:
+        The bound; exact enough to compare up to LIMIT, anything above it beyond.
+
+    Raises:
+        OverBudget, TooManyWays: it is far over any limit.
+    """
+    nodes, flags = parse(pattern)
+    return _weigh(nodes, flags, groups_of(nodes, flags)) * LIMIT / _LIMIT_COST
+
+
+def _weigh(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]]) -> int:
+    """The price of the worst search, and of that of anything repeated behind the pattern's end."""
     meter = Meter(_BUDGET)
     cost = 0
+    for part, part_flags in trim(nodes, flags):
+        automaton = Automaton(part, part_flags, groups, meter)
+        starts = "first" if is_anchored(part, part_flags) else "each"
+        found = walk(automaton, starts=starts, limit=_LIMIT_COST, meter=meter)
+        if found.cost > _LIMIT_COST and starts == "each":
+            found = walk(automaton, starts="all", limit=_LIMIT_COST, meter=meter)
+        cost += found.cost
+        if cost > _LIMIT_COST:
+            break
+    return cost
+
+
+def _refuse_if_dear(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]], shown: str) -> None:
+    reason = ""
     try:
-        for part, part_flags in trim(nodes, flags):
-            automaton = Automaton(part, part_flags, groups, meter)
-            starts = "first" if is_anchored(part, part_flags) else "each"
-            found = walk(automaton, starts=starts, limit=_LIMIT_COST, meter=meter)
-            if found.cost > _LIMIT_COST and starts == "each":
-                found = walk(automaton, starts="all", limit=_LIMIT_COST, meter=meter)
-            cost += found.cost
-            if cost > _LIMIT_COST:
-                break
+        if _weigh(nodes, flags, groups) <= _LIMIT_COST:
+            return
     except TooManyWays:
         pass
     except OverBudget:
-        reason = f"it cannot be weighed within {_BUDGET} steps"
-        _refuse(f"stop_regex {shown} is refused: {reason}; {blame(nodes, flags, groups, _LIMIT_COST)}")
-    else:
-        if cost <= _LIMIT_COST:
-            return
-    _refuse(f"stop_regex {shown} is refused: {blame(nodes, flags, groups, _LIMIT_COST)}")
+        reason = f"it cannot be weighed within {_BUDGET} steps; "
+    _refuse(f"stop_regex {shown} is refused: {reason}{blame(nodes, flags, groups, _LIMIT_COST)}")

@@ -39,14 +39,15 @@ _FOLDED_SET = 36
 _FOLDED_CATEGORY = 8
 _REPEAT_ENTER = 20
 _REPEAT_AGAIN = 6
+_LAZY_ENTER = 45
 _LAZY_AGAIN = 18
-_LOOP_ENTER = 55
+_LOOP_ENTER = 62
 _LOOP_AGAIN = 42
 _BRANCH = 12
 _ALTERNATIVE = 12  # on top, for as many as one character can lead into
-_GROUP = 12
+_GROUP = 28
 _ANCHOR = 4
-_BOUNDARY = 55  # two word look-ups that both say no
+_BOUNDARY = 65  # two word look-ups that both say no
 _LOOK = 18
 _REFERENCE = 10
 
@@ -223,7 +224,7 @@ class Automaton:
     def _repeat(self, kind: Any, value: Any, flags: int) -> Fragment:
         low, high, body = int(value[0]), value[1], value[2]
         simple = is_single(body)
-        enter = _REPEAT_ENTER if simple else _LOOP_ENTER
+        enter = (_LAZY_ENTER if kind is op.MIN_REPEAT else _REPEAT_ENTER) if simple else _LOOP_ENTER
         again = (_LAZY_AGAIN if kind is op.MIN_REPEAT else _REPEAT_AGAIN) if simple else _LOOP_AGAIN
         if high == op.MAXREPEAT:
             rest = self._star(self._sequence(body, flags), again, simple)

@@ -48,7 +48,10 @@ class Entry(Generic[T]):
 
 
 class SegmentedCache(Generic[T]):
-    """A bounded map from str; `get` and a mark on what it returns are all a hit takes.
+    """A bounded map from str.
+
+    A hit is three steps of the user's, none of which takes a lock: `entry = cache.entries[key]`,
+    `entry.used = True`, `cache.count_hit()`.
 
     Args:
         capacity: most entries, at least 4; an entry costs its key, its value and about 200 bytes.
@@ -57,7 +60,7 @@ class SegmentedCache(Generic[T]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._protected_places = capacity * 3 // 4
-        self._entries: dict[str, Entry[T]] = {}
+        self.entries: dict[str, Entry[T]] = {}
         # Orders of leaving, oldest first; only touched under the lock. Their values mean nothing.
         self._probation: dict[str, None] = {}
         self._protected: dict[str, None] = {}
@@ -65,20 +68,19 @@ class SegmentedCache(Generic[T]):
         self._hits = itertools.count()
         self._info_reads = 0
         self._misses = 0
-        self.get = self._entries.get
         self.count_hit = self._hits.__next__
 
     def add(self, key: str, value: T) -> T:
         """Keep `value` under `key` and return what is kept: the first of two threads wins."""
         with self._lock:
             self._misses += 1
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
             if entry is not None:
                 return entry.value
-            if len(self._entries) >= self.capacity:
+            if len(self.entries) >= self.capacity:
                 self._make_room()
             self._probation[key] = None
-            self._entries[key] = Entry(value)
+            self.entries[key] = Entry(value)
             return value
 
     def count_refused(self) -> None:
@@ -92,7 +94,7 @@ class SegmentedCache(Generic[T]):
             # Reading the counter is taking its next number; the numbers taken so are not hits.
             hits = next(self._hits) - self._info_reads
             self._info_reads += 1
-            return CacheInfo(hits, self._misses, len(self._entries), self.capacity)
+            return CacheInfo(hits, self._misses, len(self.entries), self.capacity)
 
     def _make_room(self) -> None:
         """Drop one entry on probation: the oldest that was not asked for again; the others move up."""
@@ -101,9 +103,9 @@ class SegmentedCache(Generic[T]):
                 self._drop_protected()
                 return
             key = _oldest(self._probation)
-            entry = self._entries[key]
+            entry = self.entries[key]
             if not entry.used or turn == _TURNS - 1:
-                del self._entries[key]
+                del self.entries[key]
                 return
             entry.used = False
             self._protected[key] = None
@@ -115,13 +117,13 @@ class SegmentedCache(Generic[T]):
         """Drop the oldest protected entry; one asked for since its last turn gets another."""
         key = _oldest(self._protected)
         for _ in range(len(self._protected)):
-            entry = self._entries[key]
+            entry = self.entries[key]
             if not entry.used:
                 break
             entry.used = False
             self._protected[key] = None
             key = _oldest(self._protected)
-        del self._entries[key]
+        del self.entries[key]
 
 
 def _oldest(order: dict[str, None]) -> str:

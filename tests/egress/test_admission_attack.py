@@ -1,7 +1,7 @@
 """The adversary: patterns over the grammar, and for every admitted one a search for a slow subject.
 
 Times are only ever compared with the plainest quadratic loop (`\\n+$`) over as many characters, in the same
-breath; a search that looks too slow is asked again before it counts. The long run is tests/fuzz/fuzz_admission.py.
+breath; a search that looks too slow is asked again before it counts. Long runs: tests/fuzz/fuzz_admission.py.
 """
 
 from __future__ import annotations

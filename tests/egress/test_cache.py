@@ -16,7 +16,7 @@ from egress.request.cache import SegmentedCache
 
 def ask(cache: SegmentedCache[str], key: str) -> bool:
     """Look up as a user of the cache does; whether it was a hit."""
-    entry = cache.get(key)
+    entry = cache.entries.get(key)
     if entry is None:
         cache.add(key, key.upper())
         return False
@@ -59,7 +59,7 @@ def test_hot_entry_survives_a_flood_of_ten_thousand_without_being_asked_for_mean
     assert ask(cache, "hot")
     for i in range(10_000):
         ask(cache, f"cold{i}")
-        assert len(cache._entries) <= 512
+        assert len(cache.entries) <= 512
     assert ask(cache, "hot")
 
 
@@ -121,8 +121,8 @@ def test_of_two_threads_that_add_the_first_wins() -> None:
 def test_any_order_of_asking_keeps_the_books(capacity: int, asked: list[int]) -> None:
     cache: SegmentedCache[str] = SegmentedCache(capacity)
     hits = sum(ask(cache, f"k{number}") for number in asked)
-    assert cache.info() == (hits, len(asked) - hits, min(len(cache._entries), capacity), capacity)
-    assert sorted(cache._entries) == sorted([*cache._probation, *cache._protected])
+    assert cache.info() == (hits, len(asked) - hits, min(len(cache.entries), capacity), capacity)
+    assert sorted(cache.entries) == sorted([*cache._probation, *cache._protected])
     assert not set(cache._probation) & set(cache._protected)
     assert len(cache._protected) <= capacity * 3 // 4
     if asked:
