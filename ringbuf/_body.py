@@ -48,6 +48,7 @@ class Reader(NamedTuple):
     try_read() -> Frame | None: the next frame, when there is one.
     read_many(max_frames) -> list: what is there, at most so many.
     refresh() -> bool: whether there is a frame to read, having looked again.
+    attend(): from now on `idle` is asked whenever a read finds nothing, not only at the end of the ring.
     position() -> int: where the next frame to read begins.
     shut(): from now on every read takes its slow path at once.
     close(): nothing is read any more; last_ended is called when no view of a frame is left, perhaps at once.
@@ -56,6 +57,7 @@ class Reader(NamedTuple):
     try_read: Callable[[], Frame | None]
     read_many: Callable[[int], list[Frame]]
     refresh: Callable[[], bool]
+    attend: Callable[[], None]
     position: Callable[[], int]
     shut: Callable[[], None]
     close: Callable[[], None]

@@ -53,8 +53,10 @@ static bool same_layout(void) {
     } ours[] = {
 #define OUR(name) {#name, name}
         OUR(WORD), OUR(FRAME_HEADER), OUR(TAG_MASK), OUR(SHIFT_BIT), OUR(SHIFT_MASK), OUR(LENGTH_BIT),
-        OUR(P_POS), OUR(P_FRAMES), OUR(P_WAITING), OUR(P_PADDING), OUR(C_CURSOR), OUR(C_LEASES),
-        OUR(C_OLDEST_LEASE), OUR(PAGE),
+        OUR(P_POS), OUR(P_FRAMES), OUR(P_FLOOR), OUR(P_FLOOR_SEQ), OUR(P_FLOOR_SEQ_POS), OUR(P_WAITING),
+        OUR(P_STATE), OUR(P_ENDED), OUR(P_PADDING), OUR(P_HIGH_WATER), OUR(STATE_LIVE), OUR(C_CURSOR),
+        OUR(C_STATE), OUR(C_LEASES), OUR(C_OLDEST_LEASE), OUR(C_ATTACHMENT_BIT), OUR(SLOT_FREE),
+        OUR(SLOT_LIVE), OUR(PAGE), OUR(SLOT_PAGES),
     };
     PyObject *layout = PyImport_ImportModule("ringbuf.layout");
     bool same = layout != NULL;

@@ -31,9 +31,11 @@
    Words and frames as layout.py draws them; `same_layout` refuses to load beside another one. */
 
 enum { WORD = 8, FRAME_HEADER = 16, TAG_MASK = 0xFF, SHIFT_BIT = 8, SHIFT_MASK = 0xFF, LENGTH_BIT = 16 };
-enum { P_POS = 0, P_FRAMES = 1, P_WAITING = 16, P_PADDING = 40 };
-enum { C_CURSOR = 0, C_LEASES = 16, C_OLDEST_LEASE = 17 };
-enum { PAGE = 4096 };
+enum { P_POS = 0, P_FRAMES = 1, P_FLOOR = 8, P_FLOOR_SEQ = 9, P_FLOOR_SEQ_POS = 10, P_WAITING = 16, P_STATE = 24 };
+enum { P_ENDED = 32, P_PADDING = 40, P_HIGH_WATER = 43, STATE_LIVE = 1 };
+enum { C_CURSOR = 0, C_STATE = 8, C_LEASES = 16, C_OLDEST_LEASE = 17, C_ATTACHMENT_BIT = 2 };
+enum { SLOT_FREE = 0, SLOT_LIVE = 2 };
+enum { PAGE = 4096, SLOT_PAGES = 3 * PAGE };
 
 /* Payloads up to this many bytes are handed out as private copies: a view costs as much as copying about
    1 KiB (bench/frame_read.py). */

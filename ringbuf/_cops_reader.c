@@ -15,7 +15,7 @@ typedef struct {
     const word *peer;
     word *own;
     const char *data;
-    bool fence, any_seq, shut, forked, closing;
+    bool fence, any_seq, attended, shut, forked, closing;
     uint64_t leases;
     Frame *oldest, *newest;
     PyObject *idle, *corrupt, *wake_up, *is_forked, *last_ended;
@@ -195,6 +195,8 @@ static outcome reader_look(Reader *r) {
         outcome result = reader_refresh(r);
         if (result != FULL)
             return result;
+        if (!r->attended && load(r->peer + P_STATE) == STATE_LIVE && !load(r->peer + P_ENDED))
+            return FULL;
     }
     PyObject *again = PyObject_CallNoArgs(r->idle);
     int truth = again ? PyObject_IsTrue(again) : -1;
@@ -309,6 +311,11 @@ static PyObject *refresh(PyObject *self, PyObject *Py_UNUSED(none)) {
     return result == FAILED ? NULL : PyBool_FromLong(result);
 }
 
+static PyObject *attend(PyObject *self, PyObject *Py_UNUSED(none)) {
+    ((Reader *)self)->attended = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *reader_position(PyObject *self, PyObject *Py_UNUSED(none)) {
     return PyLong_FromUnsignedLongLong(((Reader *)self)->position);
 }
@@ -396,6 +403,7 @@ static PyMethodDef reader_methods[] = {
     {"try_read", FUNCTION(try_read), METH_FASTCALL, "try_read() -> Frame | None; see Consumer.try_read."},
     {"read_many", read_many, METH_O, NULL},
     {"refresh", refresh, METH_NOARGS, NULL},
+    {"attend", attend, METH_NOARGS, NULL},
     {"position", reader_position, METH_NOARGS, NULL},
     {"shut", reader_shut, METH_NOARGS, NULL},
     {"close", reader_close, METH_NOARGS, NULL},

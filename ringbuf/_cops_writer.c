@@ -10,12 +10,59 @@ typedef struct {
     uint64_t position; /* where the next frame goes */
     uint64_t limit;    /* everything below may be written */
     uint64_t capacity, seq, rung;
-    word *own, *wake;
+    word *own;
+    const word *wake, *control, *evicted;
     char *data;
-    bool many, fence, frozen, shut;
+    size_t slots; /* that may be looked at without asking */
+    bool many, fence, frozen, shut, was_full;
     PyObject *slow, *grant, *wake_up;
-    Py_buffer own_page, wake_page, data_pages;
+    Py_buffer own_page, wake_page, control_pages, evicted_words, data_pages;
 } Writer;
+
+/* The lowest cursor of the consumers, at most `lowest`; false when only `grant` knows what to make of a slot. */
+static bool writer_lowest(Writer *w, uint64_t *lowest) {
+    uint64_t published = load(w->own + P_POS);
+    for (size_t slot = 0; slot < w->slots; slot++) {
+        const word *page = w->control + (SLOT_PAGES + slot * PAGE) / WORD;
+        /* SYNC: load C_STATE, then C_CURSOR; pairs with the consumer's store of its cursor before LIVE. */
+        uint64_t state = load_acquire(page + C_STATE);
+        if ((state & ((1 << C_ATTACHMENT_BIT) - 1)) == SLOT_FREE || state == load(w->evicted + slot))
+            continue;
+        /* SYNC: load C_CURSOR before the bytes it releases are overwritten; pairs with the store of C_CURSOR. */
+        uint64_t cursor = load_acquire(page + C_CURSOR);
+        if ((state & ((1 << C_ATTACHMENT_BIT) - 1)) != SLOT_LIVE || published - cursor > w->capacity)
+            return false;
+        *lowest = cursor < *lowest ? cursor : *lowest;
+    }
+    return true;
+}
+
+/* Raise the limit as Room.grant does where all consumers live and leave room; false leaves it to `grant`. The
+   protocol between reclaiming and joining is argued in room.py. */
+static bool writer_extend(Writer *w, uint64_t need) {
+    uint64_t lowest = UINT64_MAX, floor = load(w->own + P_FLOOR);
+    if (!w->slots || w->was_full || load(w->own + P_ENDED) || !writer_lowest(w, &lowest) ||
+        lowest == UINT64_MAX || w->position + need - lowest > w->capacity)
+        return false;
+    if (lowest > floor) {
+        if (lowest == load(w->own + P_POS)) {
+            store(w->own + P_FLOOR_SEQ, load(w->own + P_FRAMES));
+            store(w->own + P_FLOOR_SEQ_POS, lowest);
+        }
+        /* SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
+           barrier, load of P_FLOOR. */
+        store_release(w->own + P_FLOOR, lowest);
+        atomic_thread_fence(memory_order_seq_cst);
+        if (!writer_lowest(w, &lowest) || w->position + need - lowest > w->capacity)
+            return false;
+    }
+    if (w->position - lowest > load(w->own + P_HIGH_WATER))
+        store(w->own + P_HIGH_WATER, w->position - lowest);
+    uint64_t quarter = w->capacity / 4, most = lowest + w->capacity;
+    w->limit = w->position + (need > quarter ? need : quarter);
+    w->limit = w->limit < most ? w->limit : most;
+    return true;
+}
 
 /* Room for `step` contiguous bytes at `position`, after padding if need be. */
 static outcome writer_place(Writer *w, uint64_t step) {
@@ -23,10 +70,17 @@ static outcome writer_place(Writer *w, uint64_t step) {
     for (bool asked = false;; asked = true) {
         gap = w->capacity - (w->position & (w->capacity - 1));
         need = step <= gap ? step : gap + step;
-        if (!w->shut && (int64_t)(w->limit - w->position) >= (int64_t)need)
+        if (!w->shut && (int64_t)(w->limit - w->position) >= (int64_t)need) {
+            /* It is `grant` that counts how long the ring was full. */
+            w->was_full &= !asked;
             break;
-        if (asked)
+        }
+        if (asked) {
+            w->was_full = true;
             return FULL;
+        }
+        if (!w->shut && writer_extend(w, need))
+            break;
         uint64_t limit;
         if (!ask(w->grant, &limit, "(KK)", (unsigned long long)w->position, (unsigned long long)need))
             return FAILED;
@@ -252,23 +306,32 @@ static PyObject *writer_shut(PyObject *self, PyObject *Py_UNUSED(none)) {
 }
 
 PyObject *make_writer(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named) {
-    static char *parameters[] = {"own",  "words", "data", "wake",    "capacity", "position", "seq",
-                                 "many", "slow",  "grant", "wake_up", "fence",    NULL};
+    static char *parameters[] = {"own", "words", "data",  "wake", "control", "evicted", "capacity", "position",
+                                 "seq", "slots", "many",  "slow", "grant",   "wake_up", "fence",    NULL};
     Writer *w = (Writer *)Writer_Type->tp_alloc(Writer_Type, 0);
     PyObject *words, *slow, *grant, *wake_up, *fence;
     unsigned long long capacity, position, seq;
+    Py_ssize_t slots;
     int many;
     if (!w)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "w*Ow*y*$KKKpOOOO", parameters, &w->own_page, &words,
-                                     &w->data_pages, &w->wake_page, &capacity, &position, &seq, &many, &slow,
+    if (!PyArg_ParseTupleAndKeywords(args, named, "w*Ow*y*y*y*$KKKnpOOOO", parameters, &w->own_page, &words,
+                                     &w->data_pages, &w->wake_page, &w->control_pages, &w->evicted_words, &capacity,
+                                     &position, &seq, &slots, &many, &slow,
                                      &grant, &wake_up, &fence) ||
-        !check_pages(capacity, position, &w->data_pages, &w->own_page, &w->wake_page)) {
+        !check_pages(capacity, position, &w->data_pages, &w->own_page, &w->wake_page) ||
+        !check_pages(capacity, position, &w->data_pages, &w->own_page, &w->control_pages) || slots < 0 ||
+        slots > w->evicted_words.len / WORD || slots > (w->control_pages.len - SLOT_PAGES) / PAGE) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "these are no pages of so many slots");
         Py_DECREF(w);
         return NULL;
     }
     w->own = w->own_page.buf;
     w->wake = w->wake_page.buf;
+    w->control = w->control_pages.buf;
+    w->evicted = w->evicted_words.buf;
+    w->slots = (size_t)slots;
     w->data = w->data_pages.buf;
     w->capacity = capacity;
     w->position = w->limit = position;
@@ -305,6 +368,8 @@ static void writer_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     PyBuffer_Release(&w->own_page);
     PyBuffer_Release(&w->wake_page);
+    PyBuffer_Release(&w->control_pages);
+    PyBuffer_Release(&w->evicted_words);
     PyBuffer_Release(&w->data_pages);
     writer_clear(self);
     PyObject_GC_Del(self);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["step", "wrap_words"]
+__all__ = ["is_watched", "step", "wrap_words"]
 
 on_step: Callable[[str], None] | None = None
 on_words: Callable[[str, memoryview], memoryview] | None = None
@@ -18,6 +18,11 @@ def step(name: str) -> None:
     """Tell the testing kit that the step `name` is about to be taken; it may kill, pause or raise here."""
     if on_step is not None:
         on_step(name)
+
+
+def is_watched() -> bool:
+    """Whether a kit is installed; then no body may take a step on its own that has a name here."""
+    return on_step is not None or on_words is not None
 
 
 def wrap_words(label: str, words: memoryview) -> memoryview:

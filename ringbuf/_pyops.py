@@ -33,12 +33,15 @@ from ringbuf.layout import (
     C_CURSOR,
     FRAME_HEADER,
     LENGTH_BIT,
+    P_ENDED,
     P_FRAMES,
     P_PADDING,
     P_POS,
+    P_STATE,
     P_WAITING,
     SHIFT_BIT,
     SHIFT_MASK,
+    STATE_LIVE,
     TAG_MASK,
     WORD,
 )
@@ -80,10 +83,13 @@ def make_writer(
     words: memoryview,
     data: mmap,
     wake: memoryview,
+    control: memoryview,
+    evicted: memoryview,
     *,
     capacity: int,
     position: int,
     seq: int,
+    slots: int,
     many: bool,
     slow: Callable[[int, object, int], bool],
     grant: Callable[[int, int], int],
@@ -96,7 +102,11 @@ def make_writer(
         own: words of the producer page.
         words, data: the data pages, as words and as bytes.
         wake: words of the wake page; only word 0 is looked at here.
+        control: words of all pages before the data.
+        evicted: for each slot the state word it had when it was found dead.
         capacity, position, seq: bytes; where the next frame goes, and its seq.
+        slots: how many slots the body may look at by itself, as long as it meets nothing but living
+            consumers that leave room; 0 when it must always ask `grant`, as this body does.
         many: more slots than word 0 holds flags of, so wake_up is called after every publication.
         slow: try_write of anything but plain bytes with room.
         grant: (position, need) -> up to which position may be written.
@@ -105,7 +115,8 @@ def make_writer(
     """
     offset = position & (capacity - 1)
     base = position - offset
-    edge = offset  # the fast path may write up to this offset
+    half = capacity >> 1
+    edge = offset  # the fast path may write up to this offset; at most half the ring, as a frame may take
     limit = position  # everything below this position may be written
     rung = 0
     shut_down = False
@@ -148,7 +159,7 @@ def make_writer(
             # SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here.
             limit = grant(here, need)
             if here + need > limit:
-                edge = min(limit - base, capacity)
+                edge = min(limit - base, capacity, offset + half)
                 return False
         if step > gap:
             if gap:
@@ -156,7 +167,7 @@ def make_writer(
                 own[P_PADDING] += gap
             base += capacity
             offset = 0
-        edge = min(limit - base, capacity)
+        edge = min(limit - base, capacity, offset + half)
         return True
 
     def put(tag: int, parts: Sequence[memoryview], nbytes: int, shift: int, step: int) -> bool:
@@ -262,7 +273,8 @@ def make_reader(
         words, data: the data pages, as words and as bytes, read-only.
         capacity, position, seq: bytes; where the next frame is expected, and its seq, -1 to take it as it
             comes.
-        idle: called when nothing is there; True to look again, raises when the ring has ended.
+        idle: called when nothing is there, if the ring has ended or this is attended to: True to look again;
+            raises at the end.
         corrupt: (position, reason) -> the error to raise.
         wake_up: (generation) rings the waiting producer; returns the generation.
         fence: the waker's barrier, if this ring needs one.
@@ -273,6 +285,7 @@ def make_reader(
     base = position - offset
     ready = offset  # frames are known to be published up to this offset, at most to the end of this lap
     held = False
+    attended = False
     rung = 0
 
     def try_read() -> Frame | None:
@@ -313,7 +326,7 @@ def make_reader(
         shift = head >> SHIFT_BIT & SHIFT_MASK
         nbytes = head >> LENGTH_BIT
         if not tag:
-            if nbytes != capacity - offset or shift or not offset:
+            if nbytes != capacity - offset or shift or not offset or ready < capacity:
                 raise corrupt(base + offset, f"padding of {nbytes} bytes, {capacity - offset} to the end")
             skip_padding()
             # Padding is published with the frame behind it, at the start of the data.
@@ -387,7 +400,11 @@ def make_reader(
         """Whether there is a frame, having looked again and, if not, asked what to do about it."""
         if ready < 0:
             return idle()
-        return refresh() or (idle() and refresh())
+        if refresh():
+            return True
+        if not attended and peer[P_STATE] == STATE_LIVE and not peer[P_ENDED]:
+            return False
+        return idle() and refresh()
 
     def read_many(max_frames: int) -> list[Frame]:
         frames: list[Frame] = []
@@ -407,6 +424,10 @@ def make_reader(
                 raise
         return frames
 
+    def attend() -> None:
+        nonlocal attended
+        attended = True
+
     def where() -> int:
         return base + offset
 
@@ -421,4 +442,4 @@ def make_reader(
     book = LeaseBook(own, data, is_forked, lambda: wake_up(peer[P_WAITING]), last_ended)
     book.position, book.hold = where, hold
     lease = book.lease
-    return Reader(try_read, read_many, refresh, where, shut, book.close)
+    return Reader(try_read, read_many, refresh, attend, where, shut, book.close)

@@ -81,6 +81,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         )
         watch.position = reader.position
         watch.refresh = reader.refresh
+        watch.attend = reader.attend
         seat.tenure.shut = reader.shut
         self._seat = seat
         self._watch = watch

@@ -26,7 +26,7 @@ import os
 import time
 
 from ringbuf import layout
-from ringbuf._hooks import step
+from ringbuf._hooks import is_watched, step
 from ringbuf.doorbell import consumer_party
 from ringbuf.errors import RingClosed, RingCorrupt, RingFull
 from ringbuf.layout import (
@@ -70,14 +70,15 @@ class Room:
     """
 
     __slots__ = (
-        "_control",
         "_data",
-        "_evicted",
         "_first_slot",
         "_full_since",
         "_name",
         "_slots",
         "capacity",
+        "control",
+        "evicted",
+        "grant_only",
         "joining",
         "own",
         "reclaimed",
@@ -99,10 +100,12 @@ class Room:
         self._data = data
         self._name = tenure.segment.name
         self._slots = geometry.slots
-        self._control = tenure.segment.control
         self._first_slot = layout.SLOT_PAGES // WORD
-        # slot -> its state word when it was found dead; another attachment has another word.
-        self._evicted: dict[int, int] = {}
+        # For each slot its state word when it was found dead; another attachment has another word.
+        self.evicted = memoryview(bytearray(geometry.slots * WORD)).cast("Q")
+        self.control = tenure.segment.control
+        # Only `grant` knows these.
+        self.grant_only = _poisons or is_watched()
         self._full_since = 0
 
     # ------------------------------------------------------------------------------------------ consumers
@@ -114,12 +117,12 @@ class Room:
         """
         found = []
         self.joining = False
-        control = self._control
+        control = self.control
         for slot in range(self._slots):
             base = self._first_slot + slot * _SLOT_WORDS
             word = control[base + C_STATE]
             state = word & _STATE_MASK
-            if state == SLOT_FREE or self._evicted.get(slot) == word:
+            if state == SLOT_FREE or self.evicted[slot] == word:
                 continue
             if state == SLOT_JOINING:
                 if self._is_dead(slot, word):
@@ -144,7 +147,7 @@ class Room:
         alive = self.tenure.is_alive(consumer_party(slot), self.tenure.segment.probe.consumer_alive(slot))
         if not alive:
             step("room.evict")
-            self._evicted[slot] = word
+            self.evicted[slot] = word
             self.own[layout.P_EVICTED] += 1
         return not alive
 
@@ -201,7 +204,7 @@ class Room:
         return min(limit, position + max(need, capacity // 4))
 
     def _state_word(self, slot: int) -> int:
-        word: int = self._control[self._first_slot + slot * _SLOT_WORDS + C_STATE]
+        word: int = self.control[self._first_slot + slot * _SLOT_WORDS + C_STATE]
         return word
 
     def _left_behind(self, wanted: int, published: int) -> int:
@@ -213,7 +216,7 @@ class Room:
             return 0
         first, slots = self._first_slot, self._slots
         pages = [slice(first + slot * _SLOT_WORDS, first + (slot + 1) * _SLOT_WORDS) for slot in range(slots)]
-        left = [words[C_CURSOR] for page in pages if (words := self._control[page])[C_STATE]]
+        left = [words[C_CURSOR] for page in pages if (words := self.control[page])[C_STATE]]
         lowest = min(left, default=0)
         return lowest if lowest <= published else 0
 
@@ -269,9 +272,12 @@ class Room:
                 remaining = deadline.remaining()
                 if not remaining:
                     raise self.full(need, deadline.waited())
+                # Whoever was joining when room was looked for may have joined since, and rings nobody for it.
+                unsure = self.joining
                 lifelines = self._lifelines()
+                unsure = unsure or self.joining
                 step("room.nap")
-                if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if self.joining else remaining):
+                if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if unsure else remaining):
                     self.own[layout.P_WAKEUPS] += 1
                     sleeper.arm()
         finally:
@@ -297,14 +303,14 @@ class Room:
             return RingFull(self._name, need, waited)
         cursor, slot = cursors[0]
         base = self._first_slot + slot * _SLOT_WORDS
-        leases = self._control[base + C_LEASES]
+        leases = self.control[base + C_LEASES]
         return RingFull(
             self._name,
             need,
             waited,
             slot=slot,
-            pid=self._control[base + C_PID],
+            pid=self.control[base + C_PID],
             lag=published - cursor,
             leases=leases,
-            oldest_lease=self._control[base + C_OLDEST_LEASE] if leases else None,
+            oldest_lease=self.control[base + C_OLDEST_LEASE] if leases else None,
         )

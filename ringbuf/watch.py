@@ -51,6 +51,7 @@ class Watch:
         "_ready_incarnation",
         "_spin_s",
         "_told_incarnation",
+        "attend",
         "position",
         "refresh",
         "sleeper",
@@ -67,6 +68,7 @@ class Watch:
         self._ready: ReadySet | None = None
         self._ready_incarnation = 0
         # Of the body, set once it is made.
+        self.attend: Callable[[], None]
         self.position: Callable[[], int]
         self.refresh: Callable[[], bool]
 
@@ -108,6 +110,7 @@ class Watch:
         self.tenure.check()
         if self._ready is None:
             self._ready = ReadySet(self.sleeper.fifo.fileno())
+            self.attend()
             self.sleeper.fifo.nudge()
         return self._ready.fileno()
 
@@ -185,6 +188,11 @@ class Watch:
         # told.
         self.refresh = _look_again
         self.position = _nowhere
+        self.attend = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _look_again() -> bool:
