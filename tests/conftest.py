@@ -13,7 +13,7 @@ import ringbuf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-# No test asserts a maximum time, and hypothesis' deadline is one. `long` is for a night: HYPOTHESIS_PROFILE=long.
+# No test asserts a maximum time, and a deadline is one. HYPOTHESIS_PROFILE=long is for a night.
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
