@@ -226,7 +226,7 @@ def mixed_batch(n: int, seed: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 50, 20_000])
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 50, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_all_ways_to_get_at_events_agree(n: int) -> None:
     plain = encode_batch([str(i) for i in range(n)], [None] * n, [5] * n, [[i] for i in range(n)])
     for body in (b"".join(plain), mixed_batch(n, seed=n)):

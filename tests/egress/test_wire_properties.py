@@ -74,15 +74,13 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def flat(cell: Any) -> list[Any]:
-    """The values of a nested cell, in order; an absent cell or position has none."""
-    if cell is None:
-        return []
-    return [
-        value for item in cell for value in ([item] if isinstance(item, float | int | str) else flat(item))
-    ]
+    """The values of a nested cell, in order; None is an empty one."""
+    if not isinstance(cell, list):
+        return [] if cell is None else [cell]
+    return [value for item in cell for value in flat(item)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(batches())
 def test_what_is_written_is_read(columns: dict[str, Any]) -> None:
     events = list(decode_batch(b"".join(encode_batch(**columns))))
@@ -107,7 +105,7 @@ def test_what_is_written_is_read(columns: dict[str, Any]) -> None:
     assert len(events) == len(columns["rids"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(batches())
 def test_an_accepted_batch_is_a_fixed_point(columns: dict[str, Any]) -> None:
     batch = decode_batch(b"".join(encode_batch(**columns)))
@@ -116,7 +114,7 @@ def test_an_accepted_batch_is_a_fixed_point(columns: dict[str, Any]) -> None:
     assert columns_of(batch)["rids"] == columns["rids"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(batches(), st.data())
 def test_no_part_of_a_frame_can_be_missing(columns: dict[str, Any], data: st.DataObject) -> None:
     body = b"".join(encode_batch(**columns))
@@ -127,36 +125,27 @@ def test_no_part_of_a_frame_can_be_missing(columns: dict[str, Any], data: st.Dat
         decode_batch(body + b"\0" * data.draw(st.integers(1, 9)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_refused_or_read_for_good(frame: bytes) -> None:
     fuzz_frames.try_one(frame, check=True)
     fuzz_frames.try_one(b"\x02" + frame, check=True)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(plain, max_size=26), st.binary(max_size=16))
 def test_any_msgpack_header_is_refused_or_read_for_good(header: list[Any], data: bytes) -> None:
     fuzz_frames.try_one(b"\x02" + raw_body(header, data), check=True)
 
 
-@settings(max_examples=300)
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            sorted({"rids", "finish_reasons", "prompt_tokens", "token_ids", *encode_batch.__annotations__})
-        ),
-        plain,
-        max_size=3,
-    ),
-    batches(),
-)
+@settings(max_examples=100)
+@given(batches(), st.data())
 def test_any_plain_value_for_a_column_is_written_or_refused(
-    wild: dict[str, Any], columns: dict[str, Any]
+    columns: dict[str, Any], data: st.DataObject
 ) -> None:
-    columns |= {
-        name: value if isinstance(value, list) else [value] for name, value in wild.items() if name in columns
-    }
+    n = len(columns["rids"])
+    for name in data.draw(st.sets(st.sampled_from(sorted(columns)), max_size=2)):
+        columns[name] = data.draw(st.lists(plain, min_size=n, max_size=n))
     try:
         body = b"".join(encode_batch(**columns))
     except EncodeError:
@@ -164,11 +153,12 @@ def test_any_plain_value_for_a_column_is_written_or_refused(
     check_accepted(decode_batch(body))
 
 
+@pytest.mark.slow
 def test_short_fuzzing_finds_nothing_and_reaches_every_outcome() -> None:
-    outcomes = fuzz_frames.fuzz(seed=5, seconds=None, count=20_000)
-    assert outcomes.total() >= 20_000
+    outcomes = fuzz_frames.fuzz(seed=5, seconds=None, count=8_000)
+    assert outcomes.total() >= 8_000
     assert set(outcomes) == {"refused", "refused, rids named", "batch", "result", "failure"}
-    assert min(outcomes.values()) > 50
+    assert min(outcomes.values()) > 20
 
 
 def test_the_same_seed_gives_the_same_inputs() -> None:

@@ -2,9 +2,9 @@
 
     python tests/golden/write_missing.py
 
-A golden frame is a body as it was once written: `<wire version>/<tag>/<name>.bin`, and beside it the values it
-stands for, `<name>.json`. They are read for ever by tests/egress/test_wire_golden.py. A change that makes them
-unreadable is a new wire version, with a folder of its own.
+A golden frame is a body as it was once written: `<wire version>/<tag>/<name>.bin`, and beside it the values
+it stands for, `<name>.json`. They are read for ever by tests/egress/test_wire_golden.py. A change that makes
+them unreadable is a new wire version, with a folder of its own.
 """
 
 from __future__ import annotations
