@@ -97,7 +97,11 @@ class Watch:
         self.sleeper.arm()
         bell = self.tenure.bell(PRODUCER)
         incarnation = self._peer[P_INCARNATION]
-        if bell.is_cut():
+        if bell.is_cut() and (
+            incarnation == self._told_incarnation or not self.tenure.segment.probe.producer_alive()
+        ):
+            # A dying process closes its FIFO a moment before its lock goes. Until then nobody can say that
+            # it is dead, so the descriptor stays readable and the next look comes at once.
             ready.unwatch()
             self._ready_incarnation = 0
         elif self._ready_incarnation != incarnation:
@@ -135,7 +139,7 @@ class Watch:
                 if self.refresh() or (self.idle() and self.refresh()):
                     return True
                 if slept:
-                    self._own[C_SPURIOUS] += 1
+                    layout.add(self._own, C_SPURIOUS, 1)
                 self.raise_if_dead()
                 remaining = deadline.remaining()
                 if not remaining:
@@ -143,7 +147,7 @@ class Watch:
                 step("read.nap")
                 slept = sleeper.nap(*self._lifeline(remaining))
                 if slept:
-                    self._own[C_WAKEUPS] += 1
+                    layout.add(self._own, C_WAKEUPS, 1)
                     sleeper.arm()
         finally:
             if self._ready is None and not self.tenure.forked:
