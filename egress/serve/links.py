@@ -8,6 +8,7 @@ lost (aborts, greetings) waits here while the request ring is full, and goes out
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from egress.serve.peers import open_producer
 from egress.wire.requests import Abort, AbortClient, Control, Generate, Hello, encode_request
 
 __all__ = ["Link"]
+
+log = logging.getLogger(__name__)
 
 # An ABORT frame of this many rids stays far under the smallest ring's largest frame.
 ABORT_RIDS = 16
@@ -52,7 +55,10 @@ class Link:
             try:
                 # What a dead predecessor left unread is nobody's any more.
                 self.frames = ringbuf.attach(self._frame_ring, start="latest", timeout=0.0)
-            except (ringbuf.RingNotFound, TimeoutError):
+            except ringbuf.RingNotFound:
+                return False
+            except ringbuf.RingError as error:
+                log.error("frame ring of shard %d: %s", self.shard, error)
                 return False
             self.greet()
         return True

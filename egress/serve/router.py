@@ -13,9 +13,10 @@ import itertools
 import logging
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import ringbuf
 from egress.errors import ValidationError
 from egress.serve import logs
 from egress.serve.config import MAX_RID_BYTES, Settings
@@ -73,16 +74,25 @@ class Router:
         epoch: this life of the worker; part of every rid it makes.
         links: one per shard.
         metrics: the worker's.
+        detach: lets go of a link's frame ring, which is not to be read any more.
     """
 
-    def __init__(self, settings: Settings, epoch: str, links: Sequence[Link], metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        epoch: str,
+        links: Sequence[Link],
+        metrics: WorkerMetrics,
+        detach: Callable[[Link], None],
+    ) -> None:
         self._settings = settings
         self._epoch = epoch
         self._links = list(links)
         self._metrics = metrics
+        self._detach = detach
         self._serial = itertools.count(1)
         self._is_draining = False
-        self.source = RingSource(self, turn_frames=settings.turn_frames)
+        self.source = RingSource(self, turn_frames=settings.turn_frames, counts_tokens=settings.log_requests)
 
     # What handlers ask for (Dispatch)
 
@@ -184,11 +194,24 @@ class Router:
             link.is_up = False
             link.greet()
 
+    def ring_failed(self, shard: int, error: ringbuf.RingError) -> None:
+        """A shard's frames have come to an end: its requests do too, at once."""
+        link = self._links[shard]
+        if isinstance(error, ringbuf.PeerDead):
+            self.lost(shard, "died")  # its successor resumes the ring, and we read on
+            return
+        if not isinstance(error, ringbuf.RingClosed):
+            log.error("frame ring of shard %d: %s", shard, error)
+        self.lost(shard, "ended" if isinstance(error, ringbuf.RingClosed) else "has a broken ring")
+        self._detach(link)
+
     def lost(self, shard: int, what: str) -> None:
         """End the requests of a shard whose life has ended."""
         link = self._links[shard]
         link.down()
         routes = self.source.fail_shard(shard, f"shard {shard} {what}; its requests are lost", 500)
+        if not routes and self._is_draining:
+            return
         log.warning("shard %d %s", shard, what, extra=logs.fields(requests_failed=len(routes)))
 
     # Once per ping_s, and at the end

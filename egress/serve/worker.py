@@ -83,7 +83,7 @@ class Worker:
         self._metrics = WorkerMetrics()
         epoch = secrets.token_hex(6)
         self._links = [Link(settings, shard, index, epoch) for shard in range(settings.shards)]
-        self._router = Router(settings, epoch, self._links, self._metrics)
+        self._router = Router(settings, epoch, self._links, self._metrics, self._detach)
         self._app = create_app(
             self._router,
             None if settings.skip_tokenizer_init else load_tokenizer(settings.tokenizer),

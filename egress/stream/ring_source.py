@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 import msgspec
 
 import ringbuf
 from egress.errors import MalformedFrame, SinkClosed, SinkFull
-from egress.stream.item import Control, Done, EgressItem, Error, Frame
-from egress.wire import Batch, Failure, Result, decode
+from egress.stream.channel import send_frames
+from egress.stream.item import Control, Done, EgressItem, Error
+from egress.wire import Batch, ChunkEvent, Failure, Result, decode
 from egress.wire.requests import Hello, RequestTag, decode_request
 
 __all__ = ["Counts", "FrameReader", "ItemSink", "RingSource", "Route", "Upstream"]
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MALFORMED = "internal error: malformed scheduler output frame"
 MAX_KINDS_SAID = 64
+
+_sink_of = attrgetter("sink")
 
 
 class ItemSink(Protocol):
@@ -43,8 +47,13 @@ class ItemSink(Protocol):
 class FrameReader(Protocol):
     """What a source asks of a ring: `ringbuf.Consumer` has it."""
 
-    def try_read(self) -> ringbuf.Frame | None:
-        """The next frame, or None when there is none now."""
+    def read_many(self, max_frames: int) -> list[ringbuf.Frame]:
+        """What is there, at most `max_frames`, without waiting.
+
+        Raises:
+            PeerDead: the shard died and all it wrote was read; once per life.
+            RingClosed, RingCorrupt: no more can be read from this ring.
+        """
 
 
 class Upstream(Protocol):
@@ -59,6 +68,9 @@ class Upstream(Protocol):
     def greeted(self, shard: int, hello: Hello) -> None:
         """The shard said who it is."""
 
+    def ring_failed(self, shard: int, error: ringbuf.RingError) -> None:
+        """The shard died, or its ring ended or is not to be trusted; all it wrote before was led on."""
+
 
 class Route:
     """One request of this worker.
@@ -66,16 +78,15 @@ class Route:
     Attributes:
         rid, shard: who it is and who works on it.
         sink: where its items go.
-        chunks, tokens: events seen, and the ids in them before trimming.
+        tokens: ids in its events so far, before trimming; 0 unless the source counts them.
     """
 
-    __slots__ = ("chunks", "rid", "shard", "sink", "tokens")
+    __slots__ = ("rid", "shard", "sink", "tokens")
 
     def __init__(self, rid: str, shard: int, sink: ItemSink) -> None:
         self.rid = rid
         self.shard = shard
         self.sink = sink
-        self.chunks = 0
         self.tokens = 0
 
 
@@ -84,7 +95,6 @@ class Counts(msgspec.Struct):
 
     frames: int = 0
     events: int = 0
-    tokens: int = 0
     late: int = 0
     malformed: int = 0
     unnamed: int = 0
@@ -99,12 +109,21 @@ class RingSource:
         upstream: told of aborts, ends and greetings.
         turn_frames: frames taken in one turn, from all rings together.
         turn_events: events after which a turn takes no further frame.
+        counts_tokens: whether routes are told how many tokens came; costs a step per event.
     """
 
-    def __init__(self, upstream: Upstream, *, turn_frames: int = 64, turn_events: int = 4096) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        turn_frames: int = 64,
+        turn_events: int = 4096,
+        counts_tokens: bool = False,
+    ) -> None:
         self._upstream = upstream
         self._turn_frames = turn_frames
         self._turn_events = turn_events
+        self._counts_tokens = counts_tokens
         self._rings: dict[int, FrameReader] = {}
         self._first = 0
         self._said: set[str] = set()
@@ -136,7 +155,7 @@ class RingSource:
         while shards:
             still = []
             for shard in shards:
-                frame = self._rings[shard].try_read()
+                frame = self._next(shard)
                 if frame is None:
                     continue
                 self._take(shard, frame)
@@ -158,6 +177,17 @@ class RingSource:
     def fail_shard(self, shard: int, message: str, status_code: int) -> list[Route]:
         """End every request of one shard with an error."""
         return self.fail([r.rid for r in self.routes.values() if r.shard == shard], message, status_code)
+
+    def _next(self, shard: int) -> ringbuf.Frame | None:
+        ring = self._rings.get(shard)
+        if ring is None:  # detached by what an earlier frame of this turn brought
+            return None
+        try:
+            frames = ring.read_many(1)
+        except ringbuf.RingError as error:
+            self._upstream.ring_failed(shard, error)
+            return None
+        return frames[0] if frames else None
 
     def _take(self, shard: int, frame: ringbuf.Frame) -> None:
         self.counts.frames += 1
@@ -183,35 +213,50 @@ class RingSource:
             self._end(route, Control(bytes(message.payload)))
 
     def _lead_batch(self, shard: int, batch: Batch) -> None:
-        routes = self.routes
         counts = self.counts
         counts.events += len(batch)
-        led = 0
+        found: list[Any] = list(map(self.routes.get, batch.rids))
+        at: list[int] | None = None
+        endings = batch.endings
+        if None in found:
+            at = [place for place, route in enumerate(found) if route is not None]
+            counts.late += len(found) - len(at)
+            found = [found[place] for place in at]
+            if endings:
+                places = dict(zip(at, range(len(at)), strict=True))
+                endings = [places[place] for place in endings if place in places]
+        events = batch.own(at)
+        if self._counts_tokens:
+            for route, event in zip(found, events, strict=True):
+                route.tokens += event.completion_tokens
+        # Everything is a Frame but a few terminal events: the stretches between those go as a whole.
         full: list[Route] = []
-        for event in batch.select(routes):
-            route = routes.get(event.rid)
-            if route is None:
-                continue
-            led += 1
-            route.chunks += 1
-            route.tokens += event.completion_tokens
-            counts.tokens += event.completion_tokens
-            event = event.detach()
-            if event.finish_reason is not None:
-                del routes[event.rid]
-                self._end(route, Done(event))
-                continue
-            try:
-                route.sink.try_send(Frame(event))
-            except SinkFull:
-                del routes[event.rid]
-                full.append(route)
-            except SinkClosed:
-                counts.sink_closed += 1
-                del routes[event.rid]
-        counts.late += len(batch) - led
+        start = 0
+        for place in endings:
+            self._send(found[start:place], events[start:place], full)
+            self._finish(found[place], events[place])
+            start = place + 1
+        self._send(found[start:] if start else found, events[start:] if start else events, full)
         if full:
             self._overflow(shard, full)
+
+    def _send(self, routes: list[Route], events: list[ChunkEvent], full: list[Route]) -> None:
+        """Send frames; routes whose sinks refuse are forgotten, those that were full are added to `full`."""
+        for event, error in send_frames(map(_sink_of, routes), events):
+            # Gone already if the frame names a request twice.
+            route = self.routes.pop(event.rid, None)
+            if route is None:
+                self.counts.late += 1
+            elif isinstance(error, SinkFull):
+                full.append(route)
+            else:
+                self.counts.sink_closed += 1
+
+    def _finish(self, route: Route, event: ChunkEvent) -> None:
+        if self.routes.pop(event.rid, None) is None:
+            self.counts.late += 1
+        else:
+            self._end(route, Done(event))
 
     def _overflow(self, shard: int, full: list[Route]) -> None:
         self.counts.sink_full += len(full)

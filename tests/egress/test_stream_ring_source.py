@@ -10,6 +10,7 @@ from collections import deque
 import numpy as np
 import pytest
 
+import ringbuf
 from egress.errors import SinkClosed, SinkFull
 from egress.stream import channel
 from egress.stream.item import Control, Done, Error, Frame
@@ -29,15 +30,23 @@ class RingFrame:
 
 
 class Ring:
-    def __init__(self):
+    """Frames to be read, and what is raised once they are."""
+
+    def __init__(self, error=None):
         self.waiting = deque()
+        self.error = error
 
     def write(self, tag, body):
         self.waiting.append(RingFrame(tag, body if isinstance(body, bytes) else b"".join(body)))
         return self.waiting[-1].leases
 
-    def try_read(self):
-        return self.waiting.popleft() if self.waiting else None
+    def read_many(self, max_frames):
+        if self.waiting:
+            return [self.waiting.popleft() for _ in range(min(max_frames, len(self.waiting)))]
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return []
 
 
 class Upstream:
@@ -52,6 +61,9 @@ class Upstream:
 
     def greeted(self, shard, hello):
         self.said.append(("hello", shard, hello.epoch))
+
+    def ring_failed(self, shard, error):
+        self.said.append(("failed", shard, type(error).__name__))
 
 
 class ListSink:
@@ -115,7 +127,6 @@ def test_each_request_gets_its_own_events_and_one_end(source, upstream):
     assert upstream.said == [("ended", "b", "Done")]
     assert source.counts.late == 1
     assert source.counts.frames == 3
-    assert source.counts.tokens == 5
 
 
 def test_a_waiting_event_does_not_pin_its_frame(source):
@@ -290,3 +301,16 @@ def test_a_detached_ring_is_not_read(source):
     ring.write(Tag.BATCH, batch("a"))
     assert source.turn() is False
     assert len(ring.waiting) == 1
+
+
+def test_a_dead_shard_is_told_once_after_all_it_wrote_and_the_others_go_on(source, upstream):
+    dead, alive = Ring(ringbuf.PeerDead("r", 1, 0.0, 1)), Ring()
+    source.attach(0, dead)
+    source.attach(1, alive)
+    a, b = open_route(source, "a"), open_route(source, "b", shard=1)
+    dead.write(Tag.BATCH, batch("a"))
+    alive.write(Tag.BATCH, batch("b"))
+    assert source.turn() is False
+    assert source.turn() is False
+    assert upstream.said == [("failed", 0, "PeerDead")]
+    assert len(a.items) == len(b.items) == 1
