@@ -137,7 +137,7 @@ def plain_ratios(n: int, rounds: int) -> dict[str, float]:
         "decode": lambda: decode(2, body),
         "encode": lambda: encode_batch(**columns),
     }
-    best = interleaved(programs, rounds, max(1, 4096 // n))
+    best = interleaved(programs, rounds, max(1, 512 // n))
     by_hand = best["by hand, touch"]
     figures = {name: took / by_hand for name, took in best.items()}
     return {"ns by hand": by_hand / n * 1e9, **figures}
@@ -168,7 +168,7 @@ def extras_us(n: int, members: int, width: int, rounds: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny counts: does it run at all")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds; the best of each program counts")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds; the best of each program counts")
     options = parser.parse_args()
     rounds = 2 if options.smoke else options.rounds
     sizes = (1, 64) if options.smoke else (1, 64, 1024, 4096)

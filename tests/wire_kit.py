@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -117,6 +118,6 @@ def _nested(flat: list[Any], lens: list[Sequence[int] | None]) -> list[Any]:
         if widths is None:
             nested.append(None)
             continue
-        ends = np.cumsum(widths, dtype=np.int64).tolist()
+        ends = list(accumulate(widths))
         nested.append([values[end - width : end] for end, width in zip(ends, widths, strict=True)])
     return nested

@@ -99,7 +99,7 @@ def encode_batch(
 
     Cost: one pass in C over each column; arrays of the column's own type are joined, not converted.
 
-    >>> b"".join(encode_batch(["a"], [None], [3], [[7, 8]])).hex(" ", 4)
+    >>> b"".join(encode_batch(["a"], [None], [3], [[7, 8]])).hex(" ", -4)
     '0a000000 9491a161 91c09103 91020700 00000800 0000'
     """
     n = len(rids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -11,13 +12,20 @@ import pytest
 from wire_kit import decode_batch, event_key, event_keys, raw_body
 
 from egress.errors import MalformedFrame
-from egress.wire import Stop, Tag, Unknown, encode_batch
+from egress.wire import Stop, Tag, Unknown, encode_batch, frame
 
 CORE = [["a", "b", "c"], [None] * 3, [0] * 3, [1] * 3]
 DATA = bytes(12)
 RAGGED_AT = [6, 8, 10, 12, 14]
 REQLENS_AT = [4, 5, *RAGGED_AT]
 TEXTS_AT = range(18, 24)
+
+
+@pytest.fixture(params=["as small", "as bulk"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule holds on both ways through the decoder, whatever the frame's size."""
+    bulk_bytes = 0 if request.param == "as bulk" else 2**32
+    monkeypatch.setattr(sys.modules[frame.decode_batch.__module__], "_BULK_BYTES", bulk_bytes)
 
 
 def header_with(columns: dict[int, Any], arity: int | None = None) -> list[Any]:
@@ -46,10 +54,16 @@ def test_core_column_of_another_length_is_refused(place: int, entries: int, bulk
 
 
 @pytest.mark.parametrize("place", [*REQLENS_AT, 16, 17])
-@pytest.mark.parametrize("entries", [1, 2, 4])
-def test_per_request_column_of_another_length_is_refused(place: int, entries: int) -> None:
-    column = [""] * entries if place == 16 else [0] * entries
-    assert refusal(raw_body(header_with({place: column}), DATA)).rids == CORE[0]
+@pytest.mark.parametrize("excess", [-2, -1, 1])
+@pytest.mark.parametrize("n", [3, 300])
+@pytest.mark.parametrize("value", [0, 1, 200])
+def test_per_request_column_of_another_length_is_refused(place: int, excess: int, n: int, value: int) -> None:
+    rids = [str(i) for i in range(n)]
+    for last in (0, value):
+        column = [""] * (n + excess) if place == 16 else [value] * (n + excess - 1) + [last]
+        header = [rids, [None] * n, [0] * n, [1] * n, *([[]] * 12), [], []]
+        header[place] = column
+        assert refusal(raw_body(header, bytes(4 * n))).rids == rids
 
 
 @pytest.mark.parametrize("place", RAGGED_AT)
