@@ -44,6 +44,7 @@ from ringbuf.layout import (
     STATE_LIVE,
     TAG_MASK,
     WORD,
+    add,
 )
 from ringbuf.lease import LeaseBook
 
@@ -164,7 +165,7 @@ def make_writer(
         if step > gap:
             if gap:
                 words[offset >> 3] = gap << LENGTH_BIT
-                own[P_PADDING] += gap
+                add(own, P_PADDING, gap)
             base += capacity
             offset = 0
         edge = min(limit - base, capacity, offset + half)

@@ -284,6 +284,11 @@ def read_header(name: str, words: Sequence[int], file_bytes: int) -> Geometry:
     return geometry
 
 
+def add(words: memoryview, word: int, amount: int) -> None:
+    """Count in a word that only the caller stores; it wraps, should it hold garbage."""
+    words[word] = words[word] + amount & MAX_POSITION
+
+
 def ended_by(ended: int) -> str:
     """Who ended a ring, from its word P_ENDED."""
     return ENDERS.get(ended, ENDERS[ENDED_REPLACED])

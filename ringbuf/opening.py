@@ -192,7 +192,7 @@ def _succeed(segment: Segment, fd: int) -> tuple[Anchor, int]:
         own[layout.P_STARTED] = process_start(os.getpid())
         own[layout.P_SINCE_NS] = time.time_ns()
         step("resume.named")
-        own[layout.P_INCARNATION] += 1
+        layout.add(own, layout.P_INCARNATION, 1)
         own[layout.P_STATE] = layout.STATE_LIVE
         step("resume.live")
     except BaseException:

@@ -148,7 +148,7 @@ class Room:
         if not alive:
             step("room.evict")
             self.evicted[slot] = word
-            self.own[layout.P_EVICTED] += 1
+            layout.add(self.own, layout.P_EVICTED, 1)
         return not alive
 
     # --------------------------------------------------------------------------------------------- granting
@@ -198,7 +198,7 @@ class Room:
             self._note_full()
             return limit
         if self._full_since:
-            own[layout.P_FULL_NS] += time.monotonic_ns() - self._full_since
+            layout.add(own, layout.P_FULL_NS, time.monotonic_ns() - self._full_since)
             self._full_since = 0
         # At most a quarter of the ring at once: so the high-water mark is sampled at least four times a lap.
         return min(limit, position + max(need, capacity // 4))
@@ -249,7 +249,7 @@ class Room:
     def _note_full(self) -> None:
         if not self._full_since:
             self._full_since = time.monotonic_ns()
-            self.own[layout.P_FULL_EVENTS] += 1
+            layout.add(self.own, layout.P_FULL_EVENTS, 1)
 
     # ---------------------------------------------------------------------------------------------- waiting
 
@@ -278,7 +278,7 @@ class Room:
                 unsure = unsure or self.joining
                 step("room.nap")
                 if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if unsure else remaining):
-                    self.own[layout.P_WAKEUPS] += 1
+                    layout.add(self.own, layout.P_WAKEUPS, 1)
                     sleeper.arm()
         finally:
             sleeper.disarm()

@@ -123,6 +123,7 @@ class Seat:
         try:
             self._wake[self.slot] = 0
             self.position = self._join(oldest)
+            self._check_first()
             # Whoever removes a ring first makes sure that nobody is attached; this slot may have come too
             # late for that, and then nobody would ever write here.
             if not segment.still_named():
@@ -138,7 +139,7 @@ class Seat:
     def _join(self, oldest: bool) -> int:
         """Become LIVE at a position whose bytes will not be overwritten; see `room` for the argument."""
         own = self.own
-        attachment = (own[C_STATE] >> C_ATTACHMENT_BIT) + 1 << C_ATTACHMENT_BIT
+        attachment = (own[C_STATE] >> C_ATTACHMENT_BIT) + 1 << C_ATTACHMENT_BIT & layout.MAX_POSITION
         own[C_STATE] = attachment | SLOT_JOINING
         step("attach.joining")
         for word in range(layout.C_LEASES, layout.C_COUNTERS_END):
@@ -166,6 +167,27 @@ class Seat:
         step("attach.live")
         return position
 
+    def _check_first(self) -> None:
+        """Check that a frame begins at the first position: nothing before it tells which number it must have.
+
+        Raises:
+            RingCorrupt: its number is none that can be there.
+        """
+        geometry = self.tenure.segment.geometry
+        capacity = geometry.capacity
+        if self.position >= self.peer[P_POS]:
+            return
+        offset = self.position & (capacity - 1)
+        if not self.words[offset // WORD] & layout.TAG_MASK:
+            # Padding, and the frame behind it.
+            offset = 0
+        frames = self.peer[layout.P_FRAMES]
+        seq = self.words[offset // WORD + 1] if offset < capacity - WORD else -1
+        if not max(0, frames - capacity // layout.FRAME_HEADER) <= seq < frames:
+            raise RingCorrupt(
+                self.name, geometry.data_offset + offset + WORD, f"first frame has seq {seq} of {frames}"
+            )
+
     # --------------------------------------------------------------------------------------------- releasing
 
     def ring_producer(self, generation: int) -> int:
@@ -173,7 +195,7 @@ class Seat:
         if generation:
             step("read.ring")
             self.tenure.bell(PRODUCER).ring()
-            self.own[C_RUNG] += 1
+            layout.add(self.own, C_RUNG, 1)
         return generation
 
     def released(self) -> None:

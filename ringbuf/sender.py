@@ -26,7 +26,7 @@ _RUNG_BYTE = layout.P_RUNG_GENERATIONS * WORD
 
 def _next_generation(own: memoryview) -> int:
     """A wake generation no consumer has seen: they count up, over all incarnations."""
-    generation: int = own[layout.P_GENERATION] + 1
+    generation: int = own[layout.P_GENERATION] + 1 & layout.MAX_POSITION or 1
     own[layout.P_GENERATION] = generation
     return generation
 
@@ -206,12 +206,12 @@ class Sender:
                 generation = word & 0xFF
                 if generation:
                     if rung[slot] == generation:
-                        self.own[layout.P_SKIPPED] += 1
+                        layout.add(self.own, layout.P_SKIPPED, 1)
                     else:
                         step("write.ring")
                         self.tenure.bell(consumer_party(slot)).ring()
                         rung[slot] = generation
-                        self.own[layout.P_RUNG] += 1
+                        layout.add(self.own, layout.P_RUNG, 1)
                 word >>= 8
                 slot += 1
         return first

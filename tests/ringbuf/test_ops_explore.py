@@ -1,4 +1,4 @@
-"""Every interleaving of a producer and its consumers, over the shipped code; and that the explorer can fail."""
+"""Every interleaving of a producer and its consumers, over shipped code; and an explorer that can fail."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_in_program_order_no_barrier_is_missed() -> None:
 
 def test_without_the_second_look_a_wake_up_is_lost() -> None:
     with (
-        mock.patch.object(watch.Watch, "idle", lambda self: False),
+        mock.patch.object(watch.Watch, "idle", return_value=False),
         pytest.raises(Violation, match="sleeps for ever"),
     ):
         explore(Scenario(sizes=(8,)))

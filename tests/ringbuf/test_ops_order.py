@@ -68,7 +68,7 @@ def test_a_consumer_looks_at_the_position_before_a_frame_and_releases_it_after(r
 
 
 def test_a_lease_is_not_released_before_its_view_dies(recorded: Recorded) -> None:
-    log, producer, consumer = recorded
+    log, *_ = recorded
     with open_pair(1 << 16) as (producer, consumer):
         producer.try_write(1, b"x" * 8000)
         view = consumer.read(0).payload

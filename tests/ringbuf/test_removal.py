@@ -11,6 +11,20 @@ from support import MS, files_of, spawn_python
 import ringbuf
 
 
+def fill(producer: ringbuf.Producer, reader: ringbuf.Consumer | None = None) -> None:
+    """Write until an error comes."""
+    while True:
+        producer.try_write(1, b"x" * 1000)
+        if reader is not None:
+            reader.try_read()
+
+
+def read_on(consumer: ringbuf.Consumer) -> None:
+    """Read until an error comes."""
+    while True:
+        consumer.read(1000 * MS)
+
+
 def test_unlink_ends_a_living_ring_for_both_sides(name: str) -> None:
     producer = ringbuf.create(name, 4096)
     with ringbuf.attach(name) as consumer, ringbuf.attach(name) as other:
@@ -22,8 +36,7 @@ def test_unlink_ends_a_living_ring_for_both_sides(name: str) -> None:
             with pytest.raises(ringbuf.RingClosed, match="removed its name"):
                 one.read(1000 * MS)
         with pytest.raises(ringbuf.RingClosed, match="removed its name"):
-            while True:
-                producer.try_write(1, b"x" * 1000)
+            fill(producer)
     producer.close()
 
 
@@ -33,13 +46,10 @@ def test_removed_files_never_make_the_living_look_dead(name: str) -> None:
         for file in files_of(name):
             os.unlink(f"/dev/shm/{file}")
         with pytest.raises(ringbuf.RingClosed, match="removed its name"):
-            while True:
-                producer.try_write(1, b"x" * 1000)
-                fast.try_read()
+            fill(producer, fast)
         assert slow.read(0).payload == b"kept"
         with pytest.raises(ringbuf.RingClosed, match="removed its name"):
-            while True:
-                slow.read(1000 * MS)
+            read_on(slow)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link", "empty", "text"])
@@ -53,7 +63,7 @@ def test_nothing_that_bears_a_rings_name_stops_looking_at_rings(name: str, kind:
         "text": lambda: Path(path).write_text("no ring\n" * 100),
     }
     make[kind]()
-    code = "import sys, ringbuf; print(sys.argv[1] in [r.name for r in ringbuf.rings()]); ringbuf.inspect(sys.argv[1])"
+    code = "import sys, ringbuf; n = sys.argv[1]; print(n in [r.name for r in ringbuf.rings()]); ringbuf.inspect(n)"
     child = spawn_python(code, name)
     try:
         out, err = child.communicate(timeout=60)

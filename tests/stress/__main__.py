@@ -1,4 +1,4 @@
-"""Runs the stress programs one after the other: every file of this folder whose name has no underscore in front.
+"""Runs the stress programs one after the other: every file of this folder but those with an underscore.
 
     python -m tests.stress --seconds N --seed S [--only NAME]
 

@@ -1,4 +1,4 @@
-"""What the stress programs share: their command line, a private /dev/shm, forked children, numbered payloads."""
+"""What the stress programs share: a command line, a private /dev/shm, forked children, numbered payloads."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def in_time(started: float, timeout: float) -> None:
     hold(waited < timeout + SLACK_S, f"waited {waited:.1f} s with a time-out of {timeout} s")
 
 
-# ------------------------------------------------------------------------------------------------ the children
+# ----------------------------------------------------------------------------------------------- the children
 
 
 def produce(name: str, capacity: int, create: bool, seed: int, row: memoryview, salt: int) -> None:
@@ -301,7 +301,7 @@ def check_return(fleet: Fleet, index: int, before: dict[int, int]) -> None:
     if bound is not None:
         hold(
             row[START] <= bound,
-            f"starts at {row[START]}, {bound} is still needed: {before} {now} {others} {fleet.dead_pids} {ringbuf.inspect(fleet.name)}",
+            f"starts at {row[START]}, {bound} is still needed",
         )
 
 

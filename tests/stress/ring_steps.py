@@ -271,7 +271,7 @@ def scene_dead_peer(stage: Stage, step: str, action: str) -> None:
 def scene_evict(stage: Stage, step: str, action: str) -> None:
     """A producer at fault just as it finds a consumer dead."""
     hold(spawn(lambda: _die_with_frames(stage)).wait() == -signal.SIGKILL, "the producer")
-    gone = spawn(lambda: (ringbuf.attach(stage.name), kill_here()) and None)
+    gone = spawn(lambda: _attach_and_die(stage))
     hold(gone.wait() == -signal.SIGKILL, "the consumer")
     child = faulty(step, _ACTIONS[action], lambda: _overfill(stage))
     end(child, action)
@@ -282,6 +282,12 @@ def scene_evict(stage: Stage, step: str, action: str) -> None:
                 while not producer.try_write(*stage.frame(seq)):
                     following = stage.check(consumer.read(5), following) + 1
     go_on(child, action)
+
+
+def _attach_and_die(stage: Stage) -> None:
+    consumer = ringbuf.attach(stage.name)
+    hold(not consumer.closed, "attached")
+    kill_here()
 
 
 def _overfill(stage: Stage) -> None:

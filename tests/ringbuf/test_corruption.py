@@ -1,0 +1,65 @@
+"""Damage whose report is known (R007, R020, R024, R047); random damage: tests/stress/ring_corruption.py."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+import ringbuf
+from ringbuf import layout
+
+
+def poke(name: str, offset: int, value: int) -> None:
+    fd = os.open(f"/dev/shm/ringbuf.{name}", os.O_RDWR)
+    os.pwrite(fd, struct.pack("=Q", value), offset)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("by", [8, 16, 24])
+def test_a_first_position_in_the_middle_of_a_frame_is_noticed(producer: ringbuf.Producer, by: int) -> None:
+    for _ in range(3):
+        producer.write(1, b"\x05\0" * 12)
+    poke(producer.name, layout.PRODUCER_PAGE + layout.P_FLOOR * 8, by)
+    with pytest.raises(ringbuf.RingCorrupt), ringbuf.attach(producer.name, timeout=0) as consumer:
+        consumer.try_read()
+
+
+def test_a_first_position_at_the_last_word_is_noticed(producer: ringbuf.Producer) -> None:
+    producer.write_many([(1, b"x" * 1000)] * 4)
+    data = layout.slot_page(3)
+    poke(producer.name, layout.PRODUCER_PAGE + layout.P_FLOOR * 8, 4088)
+    poke(producer.name, layout.PRODUCER_PAGE + layout.P_POS * 8, 4096)
+    poke(producer.name, data + 4088, 5)
+    with pytest.raises(ringbuf.RingCorrupt):
+        ringbuf.attach(producer.name, timeout=0)
+
+
+@pytest.mark.parametrize("length", [1 << 31, 4096, 65, (1 << 48) - 1, 0])
+def test_a_published_length_that_cannot_be_is_noticed_and_stays_so(
+    producer: ringbuf.Producer, consumer: ringbuf.Consumer, length: int
+) -> None:
+    """R020: tag and size are checked against what the positions allow."""
+    producer.write(1, b"x" * 64)
+    producer.write(1, b"y" * 64)
+    poke(producer.name, layout.slot_page(3), length << layout.LENGTH_BIT | 1)
+    for _ in range(2):
+        with pytest.raises(ringbuf.RingCorrupt) as caught:
+            consumer.try_read(), consumer.try_read()
+    assert caught.value.offset >= layout.slot_page(3)
+    assert not producer.closed
+
+
+def test_a_stale_frame_of_an_earlier_lap_is_never_delivered(
+    producer: ringbuf.Producer, consumer: ringbuf.Consumer
+) -> None:
+    """R024: only what the position covers is parsed, and numbers tell laps apart."""
+    for seq in range(600):
+        producer.write(1, struct.pack("=Q", seq), timeout=1)
+        assert consumer.read(0).seq == seq
+    position = ringbuf.inspect(producer.name).position
+    assert consumer.try_read() is None
+    poke(producer.name, layout.PRODUCER_PAGE, position + 24)
+    with pytest.raises(ringbuf.RingCorrupt):
+        consumer.try_read()
