@@ -28,7 +28,7 @@ __all__ = ["PLAIN", "Automaton", "Meter", "OverBudget", "TooManyWays"]
 PLAIN = 15
 _VISIT = 2
 _LITERAL = 3
-_SET = 5
+_SET = 8
 _SET_ITEM = 4  # a set with a category or beyond the BMP is a list that is walked
 _WORD = 35  # four look-ups in the Unicode tables before "no", or "yes" to an underscore
 _WORD_FOUND = 22
@@ -37,8 +37,8 @@ _SPACE = 6
 _FOLDED_LITERAL = 12
 _FOLDED_SET = 36
 _FOLDED_CATEGORY = 8
-_REPEAT_ENTER = 20
-_REPEAT_AGAIN = 6
+_REPEAT_ENTER = 25
+_REPEAT_AGAIN = 10
 _LAZY_ENTER = 45
 _LAZY_AGAIN = 18
 _LOOP_ENTER = 62
@@ -254,11 +254,12 @@ class Automaton:
         for _ in range(count):
             self._meter.spend(4)
             copy = self._sequence(body, flags)
-            empty, entry = copy.empty, copy.entry + again
+            empty, entry = copy.empty, copy.entry
             copy.empty = 0
+            for state in copy.last:  # going on and giving up are both a jump from here
+                self.cost[state] += again
             rest = self._then(copy, rest)
             rest.empty, rest.entry = 1 + empty, entry
-        rest.entry -= again if count else 0
         return rest
 
     def _look(self, direction: int, nodes: Nodes, flags: int) -> Fragment:

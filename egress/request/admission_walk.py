@@ -23,6 +23,10 @@ MAX_TAIL = 1024
 """Characters of tail a search is ever given; 4,096 would take the plainest quadratic loop 64 ms."""
 
 
+_STRIDE = 16
+"""Characters over which the price of going on is averaged, once the paths have stopped growing."""
+
+
 class Walk:
     """What a walk found.
 
@@ -52,43 +56,104 @@ def walk(automaton: Automaton, *, starts: str, limit: int, meter: Meter, n_max: 
     Raises:
         OverBudget: the meter ran out.
     """
-    follow, cost = automaton.follow, automaton.cost
-    together = starts == "all"
-    if together:
+    follow = automaton.follow
+    if starts == "all":
         follow = [{0: 1, **follow[0]}, *follow[1:]]
-    edges, crowd_of = _edges(follow, _rivals(follow, automaton.mask, meter), meter)
-    total = cost[0] * (n_max + 1)
-    active = {0: 1}
-    n_paths = 1
-    for n in range(1, n_max + 1):
-        meter.spend(2 + 3 * len(active))
+    rivals = _rivals(follow, automaton.mask, meter)
+    edges, crowd_of = _edges(follow, rivals, meter)
+    bill = _Bill(automaton.cost, crowd_of, _sources(follow, rivals, crowd_of, meter))
+    entries = automaton.cost[0] * (n_max + 1)
+    owed, n, active = 0, 0, {0: 1}  # owed: what starts with fewer characters left than n may cost
+    while n < n_max:
+        n += 1
+        meter.spend(2 + 2 * len(active))
         best: dict[tuple[int, int], int] = {}
         for state, paths in active.items():
             for successor, ways, crowd in edges[state]:
                 key = (successor, crowd)
                 if best.get(key, 0) < paths * ways:
                     best[key] = paths * ways
-        meter.spend(len(best) * 2)
+        meter.spend(len(best))
         following: dict[int, int] = {}
         for (state, _), paths in best.items():
             following[state] = following.get(state, 0) + paths
-        if not following:
-            break
         unchanged, active = following == active, following
-        dearest: dict[int, int] = {}
-        for state, paths in active.items():
-            if state and paths * cost[state] > dearest.get(crowd_of[state], 0):
-                dearest[crowd_of[state]] = paths * cost[state]
-        price = sum(dearest.values())
-        total += price * (n_max + 1 - n) if starts == "each" else price
-        n_paths = sum(active.values())
-        if total > limit:
+        bill.add(active)
+        owed += bill.total
+        if entries + (owed if starts == "each" else bill.total) > limit:
             break
-        if unchanged:
+        if unchanged or not active:
+            meter.spend(_STRIDE * 2 * len(active))
+            strides = bill.strides(active)
             left = n_max - n
-            total += price * (left * (left + 1) // 2 if starts == "each" else left)
+            whole, rest = divmod(left, _STRIDE)
+            if starts == "each":
+                owed += left * bill.total + sum(strides[:-1]) * whole + sum(strides[: rest + 1])
+                owed += strides[-1] * (_STRIDE * whole * (whole - 1) // 2 + whole * (rest + 1))
+            bill.total += whole * strides[-1] + strides[rest]
             break
-    return Walk(total, n, n_paths)
+    return Walk(entries + (owed if starts == "each" else bill.total), n, sum(active.values()))
+
+
+class _Bill:
+    """What the dearest text of n characters costs, crowd by crowd.
+
+    Of a crowd one state at most is active, and which can be active next depends on which is now: its bill is the dearest walk through its states, not the dearest state at every step.
+    """
+
+    def __init__(self, cost: list[int], crowd_of: list[int], sources: list[list[int]]) -> None:
+        self._cost = cost
+        self._crowd_of = crowd_of
+        self._sources = sources
+        self._n_crowds = 1 + max(crowd_of)
+        self._clear()
+
+    def _clear(self) -> None:
+        # Per state, the dearest walk that ends in it; per crowd, the dearest that ends in any of it or in none.
+        self._ending: dict[int, int] = {}
+        self._dearest = [0] * self._n_crowds
+        self.total = 0
+
+    def add(self, active: dict[int, int]) -> None:
+        """Charge one more character, at which `active` bounds the paths per state."""
+        ending: dict[int, int] = {}
+        dearest = list(self._dearest)
+        for state, paths in active.items():
+            if state:
+                crowd = self._crowd_of[state]
+                before = 0
+                for source in self._sources[state]:
+                    spent = self._dearest[crowd] if source < 0 else self._ending.get(source, 0)
+                    before = max(before, spent)
+                ending[state] = before + paths * self._cost[state]
+                dearest[crowd] = max(dearest[crowd], ending[state])
+        self._ending, self._dearest = ending, dearest
+        self.total = sum(dearest)
+
+    def strides(self, active: dict[int, int]) -> list[int]:
+        """What 0, 1, .. _STRIDE more characters can add at most, from wherever a walk may be."""
+        walked = _Bill(self._cost, self._crowd_of, self._sources)
+        added = [0]
+        for _ in range(_STRIDE):
+            walked.add(active)
+            added.append(walked.total)
+        return added
+
+
+def _sources(
+    follow: list[dict[int, int]], rivals: list[set[int]], crowd_of: list[int], meter: Meter
+) -> list[list[int]]:
+    """Per state, the states of its crowd that may be active just before it; -1 for none of them or any."""
+    sources: list[list[int]] = [[] for _ in follow]
+    for state, successors in enumerate(follow):
+        meter.spend(1 + len(successors))
+        for successor in successors:
+            if state and crowd_of[state] == crowd_of[successor]:
+                sources[successor].append(state)
+            else:
+                # Reached from outside the crowd, while none of it or any rival of that outsider is active.
+                sources[successor].append(-1)
+    return sources
 
 
 def _rivals(follow: list[dict[int, int]], mask: list[int], meter: Meter) -> list[set[int]]:

@@ -5,7 +5,7 @@
 Patterns are drawn from a grammar that favours what makes backtracking hurt: repeats of repeats, neighbours
 that overlap, optional parts, alternatives that are prefixes of each other. For every admitted one, subjects
 are made from the pattern's own characters and from samples of its parts, pumped and ended with something
-that fails. A search is compared with the plainest quadratic loop over as many characters, timed in the same breath.
+that fails. A search is compared with the plainest quadratic loop over as many characters, in the same breath.
 """
 
 # ruff: noqa: RUF001 - characters that look like others are the point here
@@ -240,7 +240,7 @@ _plain_known: dict[int, float] = {}
 
 
 def _times_plain(compiled: re.Pattern[str], text: str, rounds: int) -> float:
-    """Times the plainest loop over as many characters; with rounds, both anew and in turns, the least of each."""
+    """Times the plainest loop over as many characters; with rounds, both in turns, the least of each."""
     n = max(len(text), 256)
     plain = "\n" * (n - 1) + "x"
     if not rounds:
