@@ -20,7 +20,7 @@ from egress.wire.event import ChunkEvent
 __all__ = ["Control", "Done", "EgressItem", "Error", "Frame"]
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One more part of the answer; others follow.
 
     Attributes:
@@ -31,7 +31,7 @@ class Frame(msgspec.Struct, frozen=True):
     event: ChunkEvent
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True, gc=False):
     """The last part of the answer.
 
     Attributes:
@@ -42,7 +42,7 @@ class Done(msgspec.Struct, frozen=True):
     event: ChunkEvent
 
 
-class Control(msgspec.Struct, frozen=True):
+class Control(msgspec.Struct, frozen=True, gc=False):
     """The one answer to a control request.
 
     Attributes:
@@ -53,7 +53,7 @@ class Control(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-class Error(msgspec.Struct, frozen=True):
+class Error(msgspec.Struct, frozen=True, gc=False):
     """The request failed; nothing follows.
 
     Attributes:

@@ -2,14 +2,16 @@
 
 A decoded event is a window on its frame: it holds the frame's token column and its own place in it, and makes
 its `token_ids` array when asked, since most readers only pass on text and counts. Whoever keeps an event
-longer
-than its frame detaches it: a queued event must never pin a ring.
+longer than its frame detaches it: a queued event must never pin a ring.
+
+An event that owns what it carries has it in one of two forms: arrays of its own, or plain values, of which
+arrays are made when asked (egress.wire.owned makes those, for all requests of a frame at once).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -64,6 +66,13 @@ class ChunkExtras(msgspec.Struct, frozen=True, eq=False, gc=False):
         return ChunkExtras(**own)
 
 
+class _Reader(Protocol):
+    """What makes extras of an event's own bytes; see egress.wire.owned."""
+
+    def extras_of(self, row: Any) -> ChunkExtras:
+        """The extras in `row`."""
+
+
 class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One request's part of one step.
 
@@ -86,19 +95,46 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     prompt_tokens: int
     n_tokens: int
     completion_tokens: int
-    _column: I32Array
-    _place: int | slice | None  # None: all of it
+    # Of a window: the frame's ids, and where these lie, None being all of them. Without a column the place is
+    # the event's own: one id, or bytes (first of several, maybe) that begin with its ids.
+    _column: I32Array | None
+    _place: Any
     text: str = ""
-    extras: ChunkExtras | None = None
+    _extras: ChunkExtras | _Reader | None = None
 
     @property
     def token_ids(self) -> I32Array:
-        """The ids of this step: int32, shape (n_tokens,), a view that keeps the frame's buffer alive.
+        """The ids of this step: int32, shape (n_tokens,), read-only; of a window on a frame a view that keeps
+        the frame's buffer alive.
 
-        Cost: one small array object per access, unless the event owns its ids or is alone in its frame.
+        Cost: one small array object per access, unless the event owns an array or is alone in its frame.
         """
         place = self._place
-        return self._column if place is None else self._column[place]
+        if self._column is not None:
+            return self._column if place is None else self._column[place]
+        if type(place) is int:
+            ids: I32Array = np.array((place,), I32)
+            return ids
+        return np.frombuffer(place if type(place) is bytes else place[0], I32, self.n_tokens)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of this step as plain integers: for one id that the event owns, cheaper than an array."""
+        if self._column is None and type(self._place) is int:
+            return [self._place]
+        ids: list[int] = self.token_ids.tolist()
+        return ids
+
+    @property
+    def extras(self) -> ChunkExtras | None:
+        """What this request has besides ids and text in this step, or None.
+
+        Cost: of an event whose frame was cut up, a ChunkExtras and its arrays per access.
+        """
+        extras = self._extras
+        if extras is None or isinstance(extras, ChunkExtras):
+            return extras
+        return extras.extras_of(self._place)
 
     @classmethod
     def make(
@@ -125,8 +161,10 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     def detach(self) -> ChunkEvent:
         """Give the same event over arrays of its own, so that it may outlive the frame.
 
-        Cost: its own few bytes are copied, never the frame.
+        Cost: its own few bytes are copied, never the frame; nothing of an event that owns what it carries.
         """
+        if self._column is None:
+            return self
         extras = self.extras
         return ChunkEvent(
             self.rid,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from egress.errors import EncodeError
-from egress.wire.columns import F32Array, Family, Header, I32Array, take_f32, take_i32
+from egress.wire.columns import F32, I32, F32Array, Family, Header, I32Array, take_f32, take_i32
 from egress.wire.pack import pack_f32, pack_i32
 
 __all__ = ["FamilyColumns", "encode_family", "take_family"]
@@ -24,35 +24,39 @@ __all__ = ["FamilyColumns", "encode_family", "take_family"]
 _Buffer: TypeAlias = bytes | memoryview
 
 
-class FamilyColumns(msgspec.Struct, frozen=True, eq=False, gc=False):
+class FamilyColumns(msgspec.Struct, eq=False, gc=False):
     """The columns of one family of a frame, for all its requests.
 
     Args:
         name: prefix of the names in ChunkExtras.
         lens: entries per request: elements, or positions of a ragged family.
-        bounds: running sums of lens, from 0; one more than there are requests.
         widths: elements per position, or None for a flat family.
-        element_bounds: running sums of widths, from 0; empty for a flat family.
         texts: a string per element, or empty.
     """
 
     name: str
     lens: Sequence[int]
-    bounds: list[int]
     widths: Sequence[int] | None
-    element_bounds: list[int]
     val: F32Array
     idx: I32Array | None
     texts: Sequence[str]
+    # Running sums of lens and of widths, from 0, made when a part is first asked for; threads that ask at
+    # once make the same.
+    _bounds: list[int] | None = None
+    _element_bounds: list[int] | None = None
 
     def columns_of(self, members: Sequence[int]) -> Iterator[tuple[str, Iterable[Any]]]:
         """Give each field of ChunkExtras this family fills, with its parts for the requests `members`."""
-        starts = [self.bounds[i] for i in members]
-        ends = [self.bounds[i + 1] for i in members]
+        if (bounds := self._bounds) is None:
+            bounds = self._bounds = list(accumulate(self.lens, initial=0))
+        starts = [bounds[i] for i in members]
+        ends = [bounds[i + 1] for i in members]
         if self.widths is not None:
             yield f"{self.name}_lens", map(self.widths.__getitem__, map(slice, starts, ends))
-            starts = [self.element_bounds[start] for start in starts]
-            ends = [self.element_bounds[end] for end in ends]
+            if (bounds := self._element_bounds) is None:
+                bounds = self._element_bounds = list(accumulate(self.widths, initial=0))
+            starts = [bounds[start] for start in starts]
+            ends = [bounds[end] for end in ends]
         parts = list(map(slice, starts, ends))
         yield f"{self.name}_val", map(self.val.__getitem__, parts)
         if self.idx is not None:
@@ -82,9 +86,7 @@ def take_family(
     columns = FamilyColumns(
         family.name,
         lens,
-        list(accumulate(lens, initial=0)),
         widths,
-        [] if widths is None else list(accumulate(widths, initial=0)),
         val,
         idx,
         () if family.texts is None else getattr(header, family.texts),
@@ -106,7 +108,7 @@ def encode_family(
     val_name = f"{family.name}_val" if family.has_idx else family.name
     idx_name = f"{family.name}_idx"
     txt_name = f"{family.name}_txt"
-    vals = active.get(val_name)
+    vals: Any = active.get(val_name)
     if vals is None:
         for name in (idx_name, txt_name):
             if name in active:
@@ -114,15 +116,38 @@ def encode_family(
         return []
     idxs = active.get(idx_name, [None] * len(vals))
     try:
-        if family.widths is None:
+        if type(vals) is np.ndarray and (whole := _encode_array(family, vals, idxs, header)) is not None:
+            counts, data = whole
+        elif family.widths is None:
             counts, data = _encode_flat(family, val_name, vals, idx_name, idxs, header)
         else:
             counts, data = _encode_ragged(family, val_name, vals, idx_name, idxs, header)
         if txt_name in active and family.texts is not None:
             header[family.texts] = _flat_texts(txt_name, active[txt_name], counts)
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise EncodeError(f"{family.name}: entries are not nested as they should be: {error}") from None
     return data
+
+
+def _encode_array(
+    family: Family, vals: Any, idxs: Any, header: dict[str, Sequence[Any]]
+) -> tuple[Sequence[int], list[_Buffer]] | None:
+    """Encode a family that is the same for all requests and came as whole arrays; None if it is not so."""
+    depth = 2 if family.widths is None else 3
+    if vals.ndim != depth or vals.dtype != F32 or not vals.size:
+        return None
+    arrays = [vals]
+    if family.has_idx:
+        if type(idxs) is not np.ndarray or idxs.shape != vals.shape or idxs.dtype != I32:
+            return None
+        arrays.append(idxs)
+    n, entries = vals.shape[:2]
+    header[family.lens] = [entries] * n
+    elements = entries
+    if family.widths is not None:
+        header[family.widths] = [vals.shape[2]] * (n * entries)
+        elements *= vals.shape[2]
+    return [elements] * n, [np.ascontiguousarray(array).data.cast("B") for array in arrays]
 
 
 def _encode_flat(

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from egress.errors import MalformedFrame
-from egress.wire.batch import Batch, decode_batch
+from egress.wire.accept import decode_batch
+from egress.wire.batch import Batch
 from egress.wire.messages import Failure, Result, decode_error, decode_result
 from egress.wire.tags import Tag
 
