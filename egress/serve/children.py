@@ -18,6 +18,7 @@ import msgspec
 from egress.serve import logs
 from egress.serve.config import Settings
 from egress.serve.lifeline import Drain, Failed, Lifeline, Lost, Ping, Pong, Ready, Start
+from egress.serve.metrics import forget_process
 
 __all__ = ["Child"]
 
@@ -133,6 +134,7 @@ class Child:
         """Note that the process has ended and when to start the next one; its exit status."""
         assert self.process is not None
         status = self.process.wait()
+        forget_process(self.process.pid, self._settings.metrics_dir)
         os.close(self.pidfd)
         self.pidfd = -1
         self.process = None

@@ -24,7 +24,6 @@ __all__ = [
     "RingGauges",
     "ShardMetrics",
     "Sum",
-    "SupervisorMetrics",
     "Tally",
     "WorkerMetrics",
     "forget_process",
@@ -139,11 +138,19 @@ class Tally:
 
 
 class _Role:
-    """What the metrics of one process have in common: a registry, buffers to flush, a scrape."""
+    """What the metrics of one process have in common: a registry, buffers to flush, a scrape.
 
-    def __init__(self) -> None:
+    Args:
+        role, index: "shard" or "worker", and which; each life of it counts itself once.
+    """
+
+    def __init__(self, role: str, index: int) -> None:
         self._registry = CollectorRegistry()
         self._buffers: list[Sum | Tally] = []
+        starts = self._counter(
+            "egress_child_starts", "Times this child was started; above 1: restarted.", ["role", "index"]
+        )
+        starts.labels(role, str(index)).inc()
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, text, labels, registry=self._registry)
@@ -215,6 +222,9 @@ class WorkerMetrics(_Role):
     The HTTP routes update http_*, success, failures and the three latencies; whoever routes frames to sinks
     updates frames, sinks, late chunks and aborts.
 
+    Args:
+        index: which worker this is.
+
     Attributes:
         calls_open: gauge, HTTP calls that wait for tokens.
         time_to_first_token, inter_token, e2e: seconds; n tokens at once: `inter_token.observe(gap / n, n)`.
@@ -224,8 +234,8 @@ class WorkerMetrics(_Role):
         rings: this worker's request rings.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, index: int = 0) -> None:
+        super().__init__("worker", index)
         self.calls_open = self._gauge(
             "egress_calls_open", "HTTP calls that wait for tokens, at the API workers."
         )
@@ -305,7 +315,7 @@ class ShardMetrics(_Role):
     """
 
     def __init__(self, shard: int) -> None:
-        super().__init__()
+        super().__init__("shard", shard)
         label = str(shard)
 
         def counted(name: str, text: str) -> Sum:
@@ -345,24 +355,12 @@ class ShardMetrics(_Role):
         self._backlog.labels(self._label, str(worker)).set(nbytes)
 
 
-class SupervisorMetrics(_Role):
-    """What the supervisor counts: its children's lives."""
+def forget_process(pid: int, directory: str) -> None:
+    """Take a dead process's gauges out of the scrape; what it counted stays. For the supervisor.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._restarts = self._counter("egress_child_restarts", "Children started again.", ["role", "index"])
-        self._up = self._gauge("egress_child_up", "1 while the child lives and answers.", ["role", "index"])
-
-    def restarted(self, role: str, index: int) -> None:
-        """Count a restart; role is "shard" or "worker"."""
-        self._restarts.labels(role, str(index)).inc()
-
-    def up(self, role: str, index: int, is_up: bool) -> None:
-        """Report whether the child lives and answers."""
-        self._up.labels(role, str(index)).set(1.0 if is_up else 0.0)
-
-
-def forget_process(pid: int) -> None:
-    """Take a dead process's gauges out of the scrape; what it counted stays. For the supervisor."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        mark_process_dead(pid)  # type: ignore[no-untyped-call]
+    Args:
+        pid: of a process that has ended.
+        directory: of the metrics files; "" = there are none.
+    """
+    if directory:
+        mark_process_dead(pid, directory)  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
 """A shard: one engine, its detokenizer, a ring to and from every worker.
 
 The loop takes requests, runs one step, writes what it made, and waits only when there is nothing to do:
-    then it
-is parked in one epoll call on the doorbells of all request rings and the supervisor's lifeline. It never
-waits for a worker; what a worker does not take is the worker's backlog (`egress.stream.ring_sink`).
+then it is parked in one epoll call on the doorbells of all request rings and the supervisor's lifeline. It
+never waits for a worker; what a worker does not take is the worker's backlog (`egress.stream.ring_sink`).
 """
 
 from __future__ import annotations

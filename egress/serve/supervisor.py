@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -257,6 +258,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     for name in reap_dead():
         log.info("took away what a dead server left", extra=logs.fields(name=name))
     check_memory(settings, say)
+    raise_descriptor_limit()
     listener = listen(settings)
     instance = Instance()
     try:
@@ -283,6 +285,18 @@ def check_memory(settings: Settings, say: Callable[[str], None]) -> None:
             f"the rings need {needed:,} bytes and /dev/shm has {free:,} free: lower --ring-bytes from "
             f"{settings.ring_bytes} to {largest} or less, or give the machine more (docker run --shm-size)"
         )
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children have as many descriptors as they may: each client takes one.
+
+    Shells and service managers start programs with a soft limit of 1,024, made for select(); nothing here
+    uses that.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(settings: Settings) -> socket.socket:

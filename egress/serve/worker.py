@@ -1,9 +1,8 @@
 """An API worker: uvicorn on the listening socket it inherited, and the rings of all shards on the same loop.
 
 The loop wakes on a ring's doorbell like on any socket, takes a bounded turn of frames, and runs the handlers
-before the next turn. Nothing polls: one timer a second pings the shards, reports what was counted, and
-    looks once
-more at the rings in case a doorbell was missed.
+before the next turn. Nothing polls: one timer a second pings the shards, reports what was counted, and looks
+once more at the rings in case a doorbell was missed.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Worker:
         self._settings = settings
         self._lifeline = lifeline
         self._listener = listener
-        self._metrics = WorkerMetrics()
+        self._metrics = WorkerMetrics(index)
         epoch = secrets.token_hex(6)
         self._links = [Link(settings, shard, index, epoch) for shard in range(settings.shards)]
         self._router = Router(settings, epoch, self._links, self._metrics, self._detach)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from support import spawn_python
 
-from egress.serve.metrics import ShardMetrics, Sum, SupervisorMetrics, Tally, WorkerMetrics
+from egress.serve.metrics import ShardMetrics, Sum, Tally, WorkerMetrics
 
 
 def test_a_tally_flushes_into_what_observe_gives() -> None:
@@ -67,12 +67,7 @@ def test_every_role_scrapes_itself_without_a_directory() -> None:
         'egress_ring_full_events{ring="i.s3.w0"} 4.0',
     ):
         assert line in text.splitlines()
-    supervisor = SupervisorMetrics()
-    supervisor.restarted("shard", 1)
-    supervisor.up("shard", 1, True)
-    text = supervisor.scrape().decode()
-    assert 'egress_child_restarts_total{index="1",role="shard"} 1.0' in text.splitlines()
-    assert 'egress_child_up{index="1",role="shard"} 1.0' in text.splitlines()
+    assert 'egress_child_starts_total{index="3",role="shard"} 1.0' in text.splitlines()
 
 
 def test_worker_counts_by_cause() -> None:
@@ -108,7 +103,7 @@ SCRAPE = """
 import os, sys
 from egress.serve import metrics
 for pid in sys.argv[1:]:
-    metrics.forget_process(int(pid))
+    metrics.forget_process(int(pid), os.environ["PROMETHEUS_MULTIPROC_DIR"])
 sys.stdout.write(metrics.WorkerMetrics().scrape().decode())
 """
 
