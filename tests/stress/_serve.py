@@ -9,8 +9,9 @@ import resource
 import signal
 import sys
 import tempfile
+import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,21 @@ from server_kit import Server
 from egress.text import load_tokenizer
 from tests.stress._kit import hold
 
-__all__ = ["Answer", "Books", "Script", "Server", "connect", "exchange", "quiet", "raise_limit", "request", "rss_mb", "running"]
+__all__ = [
+    "Answer",
+    "Books",
+    "Script",
+    "Server",
+    "connect",
+    "exchange",
+    "options",
+    "quiet",
+    "raise_limit",
+    "request",
+    "rss_mb",
+    "running",
+    "runtime_folder",
+]
 
 # Multi-byte all through: an ideograph, a flag and a family of emoji are cut by most token borders.
 TEXT = "café 海は広い 👩‍👩‍👧 🇯🇵 naïve — déjà vu; print('Ω≈ç√')\n" * 40
@@ -38,19 +53,31 @@ def raise_limit() -> None:
 
 
 @contextmanager
-def running(*flags: str, shards: int = 2, workers: int = 2) -> Any:
-    """A ready server that replays TEXT for ever; afterwards nothing of it may be left."""
+def runtime_folder() -> Iterator[Path]:
+    """A directory for servers' files, with the text that is replayed."""
     raise_limit()
     # Ended from outside, this program still ends its server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "text"
-        said.write_text(TEXT)
-        runtime = Path(folder) / "run"
-        runtime.mkdir()
-        options = ("--engine", "replay", "--engine-option", f"path={said}", "--engine-option", "loops=0")
-        with Server(*options, *flags, runtime=runtime, shards=shards, workers=workers) as server:
-            yield server.wait_ready()
+        (Path(folder) / "text").write_text(TEXT)
+        (Path(folder) / "run").mkdir()
+        yield Path(folder) / "run"
+
+
+def options(runtime: Path) -> list[str]:
+    """Flags of a server that replays TEXT for ever."""
+    path = runtime.parent / "text"
+    return ["--engine", "replay", "--engine-option", f"path={path}", "--engine-option", "loops=0"]
+
+
+@contextmanager
+def running(*flags: str, shards: int = 2, workers: int = 2) -> Iterator[Server]:
+    """A ready server that replays TEXT for ever; afterwards nothing of it may be left."""
+    with (
+        runtime_folder() as runtime,
+        Server(*options(runtime), *flags, runtime=runtime, shards=shards, workers=workers) as server,
+    ):
+        yield server.wait_ready()
 
 
 class Script:
@@ -188,8 +215,6 @@ class Books:
     """The server's own accounts, from one scrape and every shard's report."""
 
     def __init__(self, server: Server, shards: int = 2) -> None:
-        import urllib.request
-
         with urllib.request.urlopen(f"{server.url}/metrics", timeout=WATCHDOG_S) as answer:
             text = answer.read().decode()
         self.samples: Counter[str] = Counter()

@@ -24,7 +24,18 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from tests.stress._kit import hold
-from tests.stress._serve import Answer, Books, Script, Server, connect, exchange, quiet, request, rss_mb, running
+from tests.stress._serve import (
+    Answer,
+    Books,
+    Script,
+    Server,
+    connect,
+    exchange,
+    quiet,
+    request,
+    rss_mb,
+    running,
+)
 
 MAX_BODY = 256 << 10
 # Left alone, this many tokens take far longer than any client here waits: its end is always an abort.
@@ -67,6 +78,15 @@ NO_BODIES = [
     b'{"text": "a", "sampling_params": {"logit_bias": {"-1": 1}}}',
     b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     b'{"a":' * 3000 + b"1" + b"}" * 3000,
+]
+
+NO_HTTP = [
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET\r\n\r\n",
+    b"\x00" * 100,
+    b"POST /generate HTTP/9.9\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n",
 ]
 
 
@@ -242,7 +262,7 @@ class Chaos:
         return ending
 
     async def never_reads(self, rng: random.Random) -> str:
-        async with connect(self.server) as (reader, writer):
+        async with connect(self.server) as (_, writer):
             small_buffer(writer)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(request("/generate", asked(rng, ENDLESS)))
@@ -311,7 +331,9 @@ class Chaos:
     async def sends_chunks(self, rng: random.Random) -> str:
         count = rng.randint(1, SHORT)
         data = json.dumps(asked(rng, count, stream=False)).encode()
-        whole = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        whole = (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        )
         async with connect(self.server) as (reader, writer):
             writer.write(whole)
             place = 0
@@ -333,10 +355,7 @@ class Chaos:
         return "done"
 
     async def sends_no_http(self, rng: random.Random) -> str:
-        nonsense = rng.choice(
-            [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\x00" * 100, b"POST /generate HTTP/9.9\r\n\r\n"]
-            + [b"POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n"]
-        )
+        nonsense = rng.choice(NO_HTTP)
         async with connect(self.server) as (reader, writer):
             writer.write(nonsense)
             writer.write_eof()
@@ -372,11 +391,22 @@ async def to_the_end(reader: asyncio.StreamReader, seconds: float = 60) -> bytes
 
 def serving() -> object:
     """A server with small limits, so that they are met."""
-    limits = ("--max-body", str(MAX_BODY), "--max-running", "400", "--sink-tokens", "512", "--sink-items", "8")
+    limits = (
+        "--max-body",
+        str(MAX_BODY),
+        "--max-running",
+        "400",
+        "--sink-tokens",
+        "512",
+        "--sink-items",
+        "8",
+    )
     return running(*limits, "--step-ms", "4")
 
 
-async def run(server: Server, count: int, at_once: int, seconds: float, seed: int) -> tuple[Chaos, int, Books]:
+async def run(
+    server: Server, count: int, at_once: int, seconds: float, seed: int
+) -> tuple[Chaos, int, Books]:
     """Clients in two parts; what the first part made grow may stay, the second must add nothing."""
     chaos = Chaos(server, random.Random(seed))
     served = await chaos.many(count // 3, at_once, seconds / 3)
@@ -404,9 +434,7 @@ def main() -> int:
     args = parser.parse_args()
     with serving() as server:  # type: ignore[attr-defined]
         begun = time.monotonic()
-        chaos, served, books = uvloop.run(
-            run(server, args.requests, args.at_once, args.seconds, args.seed)
-        )
+        chaos, served, books = uvloop.run(run(server, args.requests, args.at_once, args.seconds, args.seed))
         errors = [line for line in server.output().splitlines() if "Traceback" in line or "never" in line]
         hold(not errors, server.output()[-4000:])
     for outcome, times in sorted(chaos.outcomes.items()):

@@ -50,9 +50,7 @@ async def one(port: int, script: Script, rid: str, count: int, opened: list[int]
     body = {"text": "x", "rid": rid, "stream": True, "incremental": True, "sampling_params": params}
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bytes] = loop.create_future()
-    await loop.create_connection(
-        lambda: Stream(request("/generate", body), ended, opened), "127.0.0.1", port
-    )
+    await loop.create_connection(lambda: Stream(request("/generate", body), ended, opened), "127.0.0.1", port)
     raw = await ended
     answer = Answer(raw)
     hold(answer.status == 200, f"{rid}: status {answer.status} {answer.body[:200]!r}")
@@ -88,7 +86,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=200)
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    with running("--max-running", str(args.streams), "--step-ms", "20") as server:
+    with running("--max-running", str(args.streams), "--step-ms", "60") as server:
         begun = time.monotonic()
         rounds = n_bytes = n_tokens = most = 0
         while not rounds or time.monotonic() - begun < args.seconds:
@@ -97,8 +95,8 @@ def main() -> int:
         seconds = time.monotonic() - begun
         uvloop.run(quiet(server))
     print(
-        f"{rounds} x {args.streams} streams ({most} open at once), {n_tokens} tokens, {n_bytes} bytes checked, "
-        f"{n_tokens / seconds:.0f} tokens/s"
+        f"{rounds} x {args.streams} streams ({most} open at once), {n_tokens} tokens, "
+        f"{n_bytes} bytes checked, {n_tokens / seconds:.0f} tokens/s"
     )
     return 0
 
