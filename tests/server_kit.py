@@ -53,17 +53,17 @@ class Server:
         self.log.flush()
         return os.pread(self.log.fileno(), 1 << 20, 0).decode()
 
+    def is_ready(self) -> bool:
+        """Whether /health says so."""
+        assert self.process.poll() is None, self.output()
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            return bool(self.get("/health")["ready"])
+        return False
+
     def wait_ready(self) -> Server:
         """Wait until /health says so."""
-
-        def is_ready() -> bool:
-            assert self.process.poll() is None, self.output()
-            with contextlib.suppress(OSError, urllib.error.URLError, json.JSONDecodeError):
-                return bool(self.get("/health")["ready"])
-            return False
-
         try:
-            wait_until(is_ready, 60, "the server's readiness")
+            wait_until(self.is_ready, 90, "the server's readiness")
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.output()}") from None
         return self

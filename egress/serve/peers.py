@@ -76,7 +76,10 @@ class Peer:
         if self.requests is None:
             try:
                 self.requests = ringbuf.attach(self._request_ring, start="oldest", timeout=0.0)
-            except (ringbuf.RingNotFound, TimeoutError):
+            except ringbuf.RingNotFound:
+                return False
+            except ringbuf.RingError as error:
+                log.error("request ring of worker %d: %s", self.index, error)
                 return False
         return True
 
@@ -95,11 +98,10 @@ class Peer:
             ringbuf.RingCorrupt: the ring's words contradict each other.
         """
         assert self.requests is not None
-        for _ in range(most):
-            frame = self.requests.try_read()
-            if frame is None:
-                return
-            yield frame
+        left = most
+        while left > 0 and (frames := self.requests.read_many(left)):
+            left -= len(frames)
+            yield from frames
 
     def greet(self) -> None:
         """Say who we are, and which life of the worker we know."""

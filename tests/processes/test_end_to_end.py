@@ -18,6 +18,7 @@ import egress
 
 pytestmark = pytest.mark.slow
 
+KEY = {"Authorization": "Bearer secret"}
 TIMEOUT = httpx.Timeout(60 * SLOWNESS)
 MULTIBYTE = "数据从引擎流向客户端 🙂👩‍👩‍👧 한국어 naïve — def f(x):\n    return {'λ': x}\n"
 
@@ -244,9 +245,9 @@ def test_two_hundred_streams_at_once_lose_nothing(replay: Server) -> None:
         (["--max-body", "2000"], {"text": "x" * 3000}, {}, 413),
         (["--max-context", "64"], {"text": "a b " * 100}, {}, 400),
         (["--api-key", "secret"], {"text": "x"}, {}, 401),
-        (["--api-key", "secret"], {"text": "x", "sampling_params": {"max_new_tokens": 1}}, {"Authorization": "Bearer secret"}, 200),
+        (["--api-key", "secret"], {"text": "x", "sampling_params": {"max_new_tokens": 1}}, KEY, 200),
     ],
-)  # fmt: skip
+)
 def test_limits_have_clear_answers(
     flags: list[str], body: dict[str, Any], headers: dict[str, str], status: int, tmp_path: Path
 ) -> None:

@@ -144,7 +144,7 @@ def test_a_killed_shard_fails_its_own_requests_and_comes_back(tmp_path: Path) ->
             10,
             "other streams go on",
         )
-        wait_until(lambda: server.get("/health")["ready"], 20, "the shard's return")
+        wait_until(server.is_ready, 60, "the shard's return")
         assert other in server.shard_pids()
         assert victim not in server.shard_pids()
         for _ in range(8):
@@ -180,7 +180,7 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_aborted(tmp_path: Path
         wait_until(lambda: len(set(server.children()["worker"]) - set(workers)) == 1, 20, "the replacement")
         going = len([reader for reader in readers if not reader.ended])
         wait_until(lambda: server.metric("egress_requests_running") == going, 20, "the aborts")
-        wait_until(lambda: server.get("/health")["ready"], 20, "readiness")
+        wait_until(server.is_ready, 60, "readiness")
         for _ in range(8):
             assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
 
