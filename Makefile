@@ -1,5 +1,5 @@
 # `make run` does the main job, `make test` passes the tests; both set up what they need.
-.PHONY: help install run test check fmt build build-py bench bench-smoke bench-setup stress fuzz clean
+.PHONY: help install run test check fmt build build-py bench bench-smoke bench-setup stress fuzz asan tsan clean
 .DEFAULT_GOAL := help
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -61,6 +61,12 @@ stress: $(VENV)/.test  ## the long runs: kills, corruption, soak, load (SECONDS=
 
 fuzz: $(VENV)/.test  ## random and mutated input (SECONDS= each, SEED=)
 	for program in tests/fuzz/fuzz_*.py; do $(BIN)/python $$program --seconds $(SECONDS) --seed $(SEED) || exit 1; done
+
+asan: $(VENV)/.test  ## the C body's tests under AddressSanitizer (ARGS= goes to pytest)
+	$(BIN)/python -m tests.sanitize asan $(ARGS)
+
+tsan: $(VENV)/.test  ## the C body's two halves in two threads under ThreadSanitizer
+	$(BIN)/python -m tests.sanitize tsan
 
 clean:           ## remove what a build leaves
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -78,6 +78,59 @@ extern PyTypeObject *Writer_Type, *Reader_Type, *Frame_Type;
 extern PyObject *FrameInUse;
 extern PyType_Spec writer_spec, reader_spec, frame_spec;
 
+/* -------------------------------------------------------------------------------------- readers and frames */
+
+typedef struct Frame Frame;
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t position; /* where the next frame to read begins */
+    uint64_t ready;    /* frames are known to be published up to here */
+    uint64_t cursor;   /* what C_CURSOR says */
+    uint64_t capacity, seq, rung;
+    const word *peer;
+    word *own;
+    const char *data;
+    bool fence, any_seq, attended, shut, forked, closing;
+    uint64_t leases;
+    Frame *oldest, *newest;
+    PyObject *idle, *corrupt, *wake_up, *is_forked, *last_ended;
+    Py_buffer peer_page, own_page, data_pages;
+} Reader;
+
+struct Frame {
+    PyObject_HEAD
+    uint64_t seq;
+    const char *bytes; /* in the ring, or in `copy`; NULL when released */
+    Py_ssize_t nbytes;
+    int exports;
+    unsigned char tag;
+    bool leased, exporting;
+    union {
+        struct {
+            Reader *reader;
+            Frame *older, *newer;
+            uint64_t position;
+        };
+        char copy[sizeof(uint64_t)];
+    };
+};
+
+static inline Frame *frame_new(size_t copied) {
+    size_t size = offsetof(Frame, copy) + copied;
+    Frame *f = PyObject_Malloc(size < sizeof(Frame) ? sizeof(Frame) : size);
+    if (!f)
+        return (Frame *)PyErr_NoMemory();
+    f->exports = 0;
+    f->leased = f->exporting = false;
+    return (Frame *)PyObject_Init((PyObject *)f, Frame_Type);
+}
+
+/* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */
+bool reader_drop(Reader *r, Frame *f);
+
+/* ----------------------------------------------------------------------------------------- the factories */
+
 PyObject *make_writer(PyObject *module, PyObject *args, PyObject *named);
 PyObject *make_reader(PyObject *module, PyObject *args, PyObject *named);
 

@@ -1,54 +1,6 @@
-/* The reading half of the C body, and frames; see _cops.h, make_reader in _pyops.py and Frame in frame.py. */
+/* The reading half of the C body; see _cops.h and make_reader in _pyops.py. */
 
 #include "_cops.h"
-
-/* ----------------------------------------------------------------------------------------------- frames */
-
-typedef struct Frame Frame;
-
-typedef struct {
-    PyObject_HEAD
-    uint64_t position; /* where the next frame to read begins */
-    uint64_t ready;    /* frames are known to be published up to here */
-    uint64_t cursor;   /* what C_CURSOR says */
-    uint64_t capacity, seq, rung;
-    const word *peer;
-    word *own;
-    const char *data;
-    bool fence, any_seq, attended, shut, forked, closing;
-    uint64_t leases;
-    Frame *oldest, *newest;
-    PyObject *idle, *corrupt, *wake_up, *is_forked, *last_ended;
-    Py_buffer peer_page, own_page, data_pages;
-} Reader;
-
-struct Frame {
-    PyObject_HEAD
-    uint64_t seq;
-    const char *bytes; /* in the ring, or in `copy`; NULL when released */
-    Py_ssize_t nbytes;
-    int exports;
-    unsigned char tag;
-    bool leased, exporting;
-    union {
-        struct {
-            Reader *reader;
-            Frame *older, *newer;
-            uint64_t position;
-        };
-        char copy[sizeof(uint64_t)];
-    };
-};
-
-static Frame *frame_new(size_t copied) {
-    size_t size = offsetof(Frame, copy) + copied;
-    Frame *f = PyObject_Malloc(size < sizeof(Frame) ? sizeof(Frame) : size);
-    if (!f)
-        return (Frame *)PyErr_NoMemory();
-    f->exports = 0;
-    f->leased = f->exporting = false;
-    return (Frame *)PyObject_Init((PyObject *)f, Frame_Type);
-}
 
 /* Move the cursor to where it belongs, and wake a producer that waits for that. */
 static bool reader_release(Reader *r) {
@@ -62,6 +14,23 @@ static bool reader_release(Reader *r) {
     /* SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm. */
     uint64_t waiting = load(r->peer + P_WAITING);
     return waiting == r->rung || ask(r->wake_up, &r->rung, "(K)", (unsigned long long)waiting);
+}
+
+static void reader_link(Reader *r, Frame *f) {
+    f->leased = true;
+    f->position = r->position;
+    f->newer = NULL;
+    f->older = r->newest;
+    *(r->newest ? &r->newest->newer : &r->oldest) = f;
+    r->newest = f;
+    r->leases++;
+}
+
+static void reader_unlink(Reader *r, Frame *f) {
+    f->leased = false;
+    *(f->older ? &f->older->newer : &r->oldest) = f->newer;
+    *(f->newer ? &f->newer->older : &r->newest) = f->older;
+    r->leases--;
 }
 
 static void reader_count(Reader *r) {
@@ -79,91 +48,13 @@ static bool reader_end_if_last(Reader *r) {
     return nothing != NULL;
 }
 
-/* The frame gives its bytes back: it is released, or it dies. */
-static bool frame_end(Frame *f) {
-    f->bytes = NULL;
-    if (!f->leased)
+bool reader_drop(Reader *r, Frame *f) {
+    reader_unlink(r, f);
+    if (r->forked)
         return true;
-    f->leased = false;
-    Reader *r = f->reader;
-    *(f->older ? &f->older->newer : &r->oldest) = f->newer;
-    *(f->newer ? &f->newer->older : &r->newest) = f->older;
-    r->leases--;
-    bool fine = true;
-    if (!r->forked) {
-        reader_count(r);
-        fine = reader_release(r) && reader_end_if_last(r);
-    }
-    Py_DECREF(r);
-    return fine;
+    reader_count(r);
+    return reader_release(r) && reader_end_if_last(r);
 }
-
-static void frame_dealloc(PyObject *self) {
-    Frame *f = (Frame *)self;
-    if (f->leased) {
-        PyObject *kind, *error, *trace;
-        PyErr_Fetch(&kind, &error, &trace);
-        if (!frame_end(f))
-            PyErr_WriteUnraisable((PyObject *)Frame_Type);
-        PyErr_Restore(kind, error, trace);
-    }
-    PyObject_Free(f);
-    Py_DECREF(Frame_Type);
-}
-
-static PyObject *frame_payload(PyObject *self, void *Py_UNUSED(closure)) {
-    Frame *f = (Frame *)self;
-    if (!f->bytes)
-        return PyErr_Format(PyExc_ValueError, "frame %llu was released", (unsigned long long)f->seq);
-    f->exporting = true;
-    PyObject *view = PyMemoryView_FromObject(self);
-    f->exporting = false;
-    return view;
-}
-
-/* Only `payload` exports: the Python body has no other way, before 3.12. */
-static int frame_getbuffer(PyObject *self, Py_buffer *view, int flags) {
-    Frame *f = (Frame *)self;
-    if (!f->exporting) {
-        view->obj = NULL;
-        PyErr_SetString(PyExc_TypeError, "a bytes-like object is required, not 'Frame': use frame.payload");
-        return -1;
-    }
-    if (PyBuffer_FillInfo(view, self, (void *)f->bytes, f->nbytes, 1, flags) < 0)
-        return -1;
-    f->exports++;
-    return 0;
-}
-
-static void frame_releasebuffer(PyObject *self, Py_buffer *Py_UNUSED(view)) { ((Frame *)self)->exports--; }
-
-static PyObject *frame_release(PyObject *self, PyObject *Py_UNUSED(none)) {
-    Frame *f = (Frame *)self;
-    if (f->bytes && f->exports) {
-        PyObject *error = PyObject_CallFunction(
-            FrameInUse, "iN", f->exports, PyUnicode_FromFormat("frame %llu", (unsigned long long)f->seq));
-        if (error)
-            PyErr_SetObject(FrameInUse, error);
-        Py_XDECREF(error);
-        return NULL;
-    }
-    return !f->bytes || frame_end(f) ? Py_NewRef(Py_None) : NULL;
-}
-
-static Py_ssize_t frame_length(PyObject *self) {
-    Frame *f = (Frame *)self;
-    return f->bytes ? f->nbytes : 0;
-}
-
-static PyObject *frame_repr(PyObject *self) {
-    Frame *f = (Frame *)self;
-    if (!f->bytes)
-        return PyUnicode_FromFormat("<Frame tag=%d seq=%llu released>", f->tag, (unsigned long long)f->seq);
-    return PyUnicode_FromFormat(
-        "<Frame tag=%d seq=%llu %zd bytes>", f->tag, (unsigned long long)f->seq, f->nbytes);
-}
-
-/* ---------------------------------------------------------------------------------------------- reading */
 
 static void corrupt(Reader *r, uint64_t position, PyObject *reason) {
     PyObject *error =
@@ -206,67 +97,79 @@ static outcome reader_look(Reader *r) {
     return reader_refresh(r);
 }
 
-/* Take the next frame; the cursor stays. `others` were taken just before, so an empty ring is no news. */
-static outcome reader_take(Reader *r, bool others, PyObject **taken) {
-    for (;;) {
-        if (r->position == r->ready || r->shut) {
-            outcome result = others && !r->shut ? reader_refresh(r) : reader_look(r);
-            if (result != DONE)
-                return result;
-        }
-        uint64_t gap = r->capacity - (r->position & (r->capacity - 1));
+/* A frame in the ring, checked. */
+typedef struct {
+    const char *bytes;
+    uint64_t tag, seq, nbytes, step;
+} head;
+
+/* What is there to read, of what is known to be published; padding is passed over. FULL when nothing is. */
+static outcome reader_peek(Reader *r, head *next) {
+    while (r->position != r->ready) {
+        uint64_t gap = r->capacity - (r->position & (r->capacity - 1)), most = r->ready - r->position;
         const word *at = (const word *)(r->data + (r->position & (r->capacity - 1)));
         /* SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS. */
-        uint64_t head = load(at);
-        uint64_t tag = head & TAG_MASK, shift = head >> SHIFT_BIT & SHIFT_MASK, nbytes = head >> LENGTH_BIT;
-        uint64_t most = r->ready - r->position;
-        if (!tag) {
-            if (nbytes != gap || shift || gap > most || gap == r->capacity)
+        uint64_t first = load(at);
+        uint64_t shift = first >> SHIFT_BIT & SHIFT_MASK;
+        next->tag = first & TAG_MASK;
+        next->nbytes = first >> LENGTH_BIT;
+        if (!next->tag) {
+            if (next->nbytes != gap || shift || gap == r->capacity || gap > most)
                 return CORRUPT(
-                    r, r->position, "padding of %llu bytes, %llu to the end", (unsigned long long)nbytes,
+                    r, r->position, "padding of %llu bytes, %llu to the end", (unsigned long long)next->nbytes,
                     (unsigned long long)gap);
             r->position += gap;
             continue;
         }
         most = most < gap ? most : gap;
         most = most < r->capacity / 2 ? most : r->capacity / 2;
-        uint64_t step = frame_bytes(nbytes, shift);
-        if (shift >= WORD || step > most)
+        next->step = frame_bytes(next->nbytes, shift);
+        if (shift >= WORD || next->step > most)
             return CORRUPT(
-                r, r->position, "frame of %llu bytes where at most %llu can be", (unsigned long long)step,
-                (unsigned long long)most);
-        uint64_t seq = load(at + 1);
-        if (seq != r->seq && !r->any_seq)
+                r, r->position, "frame of %llu bytes where at most %llu can be",
+                (unsigned long long)next->step, (unsigned long long)most);
+        next->seq = load(at + 1);
+        if (next->seq != r->seq && !r->any_seq)
             return CORRUPT(
-                r, r->position + WORD, "frame has seq %llu, expected %llu", (unsigned long long)seq,
+                r, r->position + WORD, "frame has seq %llu, expected %llu", (unsigned long long)next->seq,
                 (unsigned long long)r->seq);
-        bool copied = nbytes <= COPY_LIMIT;
-        Frame *f = frame_new(copied ? nbytes : 0);
-        if (!f)
-            return FAILED;
-        f->seq = seq;
-        f->tag = (unsigned char)tag;
-        f->nbytes = (Py_ssize_t)nbytes;
-        f->bytes = (const char *)at + FRAME_HEADER + shift;
-        if (copied) {
-            f->bytes = memcpy(f->copy, f->bytes, nbytes);
-        } else {
-            f->leased = true;
-            f->reader = (Reader *)Py_NewRef(r);
-            f->position = r->position;
-            f->newer = NULL;
-            f->older = r->newest;
-            *(r->newest ? &r->newest->newer : &r->oldest) = f;
-            r->newest = f;
-            r->leases++;
-            reader_count(r);
-        }
-        r->any_seq = false;
-        r->seq = seq + 1;
-        r->position += step;
-        *taken = (PyObject *)f;
+        next->bytes = (const char *)at + FRAME_HEADER + shift;
         return DONE;
     }
+    return FULL;
+}
+
+/* Take the next frame; the cursor stays. `others` were taken just before, so an empty ring is no news. */
+static outcome reader_take(Reader *r, bool others, PyObject **taken) {
+    head next;
+    outcome result;
+    while ((result = r->shut ? FULL : reader_peek(r, &next)) == FULL) {
+        result = others && !r->shut ? reader_refresh(r) : reader_look(r);
+        if (result != DONE)
+            return result;
+    }
+    if (result == FAILED)
+        return FAILED;
+    bool copied = next.nbytes <= COPY_LIMIT;
+    Frame *f = frame_new(copied ? next.nbytes : 0);
+    if (!f)
+        return FAILED;
+    f->seq = next.seq;
+    f->tag = (unsigned char)next.tag;
+    f->nbytes = (Py_ssize_t)next.nbytes;
+    if (copied) {
+        f->bytes = memcpy(f->copy, next.bytes, next.nbytes);
+    } else {
+        f->bytes = next.bytes;
+        f->reader = (Reader *)Py_NewRef(r);
+        reader_link(r, f);
+        reader_count(r);
+    }
+    r->any_seq = false;
+    r->seq = next.seq + 1;
+    r->position += next.step;
+    *taken = (PyObject *)f;
+    return DONE;
 }
 
 /* METH_FASTCALL, although it takes nothing: the interpreter specializes such calls, and not METH_NOARGS. */
@@ -276,10 +179,10 @@ static PyObject *try_read(PyObject *self, PyObject *const *Py_UNUSED(args), Py_s
         return PyErr_Format(PyExc_TypeError, "try_read() takes no arguments (%zd given)", given);
     PyObject *frame = NULL;
     outcome result = reader_take(r, false, &frame);
-    if (!reader_release(r))
+    if (result != FAILED && !reader_release(r))
         Py_CLEAR(frame);
     else if (result == FULL)
-        Py_RETURN_NONE;
+        return Py_NewRef(Py_None);
     return frame;
 }
 
@@ -301,7 +204,7 @@ static PyObject *read_many(PyObject *self, PyObject *max_frames) {
     /* What stopped a read that has frames to hand out is met again by the next one. */
     if (result == FAILED && count)
         PyErr_Clear();
-    if (!reader_release(r) || (result == FAILED && !count))
+    if ((result == FAILED && !count) || !reader_release(r))
         Py_CLEAR(frames);
     return frames;
 }
@@ -410,33 +313,8 @@ static PyMethodDef reader_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyMethodDef frame_methods[] = {
-    {"release", frame_release, METH_NOARGS, "See ringbuf.frame.Frame.release."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef frame_getset[] = {
-    {"payload", frame_payload, NULL, "See ringbuf.frame.Frame.payload.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef frame_members[] = {
-    {"tag", T_UBYTE, offsetof(Frame, tag), READONLY, NULL},
-    {"seq", T_ULONGLONG, offsetof(Frame, seq), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot reader_slots[] = {
     SLOT(Py_tp_methods, reader_methods), SLOT(Py_tp_traverse, reader_traverse), SLOT(Py_tp_clear, reader_clear),
     SLOT(Py_tp_dealloc, reader_dealloc), {0, NULL}};
-static PyType_Slot frame_slots[] = {
-    SLOT(Py_tp_doc, "One frame as a consumer got it; see ringbuf.frame.Frame."),
-    SLOT(Py_tp_methods, frame_methods), SLOT(Py_tp_getset, frame_getset), SLOT(Py_tp_members, frame_members),
-    SLOT(Py_tp_dealloc, frame_dealloc), SLOT(Py_tp_repr, frame_repr), SLOT(Py_mp_length, frame_length),
-    SLOT(Py_sq_length, frame_length), SLOT(Py_bf_getbuffer, frame_getbuffer),
-    SLOT(Py_bf_releasebuffer, frame_releasebuffer), {0, NULL}};
-
-
 PyType_Spec reader_spec = {
     "ringbuf._cops.Reader", sizeof(Reader), 0, OURS | Py_TPFLAGS_HAVE_GC, reader_slots};
-PyType_Spec frame_spec = {"ringbuf._cops.Frame", sizeof(Frame), 0, OURS, frame_slots};

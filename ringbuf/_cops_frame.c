@@ -1,0 +1,104 @@
+/* Frames of the C body: copies, and leases that export the ring itself; see _cops.h and Frame in frame.py. */
+
+#include "_cops.h"
+
+/* It is released, or it dies: it gives its bytes back. */
+static bool frame_end(Frame *f) {
+    f->bytes = NULL;
+    if (!f->leased)
+        return true;
+    Reader *r = f->reader;
+    bool fine = reader_drop(r, f);
+    Py_DECREF(r);
+    return fine;
+}
+
+static void frame_dealloc(PyObject *self) {
+    Frame *f = (Frame *)self;
+    if (f->leased) {
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        if (!frame_end(f))
+            PyErr_WriteUnraisable((PyObject *)Frame_Type);
+        PyErr_Restore(kind, error, trace);
+    }
+    PyObject_Free(f);
+    Py_DECREF(Frame_Type);
+}
+
+static PyObject *frame_payload(PyObject *self, void *Py_UNUSED(closure)) {
+    Frame *f = (Frame *)self;
+    if (!f->bytes)
+        return PyErr_Format(PyExc_ValueError, "frame %llu was released", (unsigned long long)f->seq);
+    f->exporting = true;
+    PyObject *view = PyMemoryView_FromObject(self);
+    f->exporting = false;
+    return view;
+}
+
+/* Only `payload` exports: the Python body has no other way, before 3.12. */
+static int frame_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    Frame *f = (Frame *)self;
+    if (!f->exporting) {
+        view->obj = NULL;
+        PyErr_SetString(PyExc_TypeError, "a bytes-like object is required, not 'Frame': use frame.payload");
+        return -1;
+    }
+    if (PyBuffer_FillInfo(view, self, (void *)f->bytes, f->nbytes, 1, flags) < 0)
+        return -1;
+    f->exports++;
+    return 0;
+}
+
+static void frame_releasebuffer(PyObject *self, Py_buffer *Py_UNUSED(view)) { ((Frame *)self)->exports--; }
+
+static PyObject *frame_release(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Frame *f = (Frame *)self;
+    if (f->bytes && f->exports) {
+        PyObject *error = PyObject_CallFunction(
+            FrameInUse, "iN", f->exports, PyUnicode_FromFormat("frame %llu", (unsigned long long)f->seq));
+        if (error)
+            PyErr_SetObject(FrameInUse, error);
+        Py_XDECREF(error);
+        return NULL;
+    }
+    return !f->bytes || frame_end(f) ? Py_NewRef(Py_None) : NULL;
+}
+
+static Py_ssize_t frame_length(PyObject *self) {
+    Frame *f = (Frame *)self;
+    return f->bytes ? f->nbytes : 0;
+}
+
+static PyObject *frame_repr(PyObject *self) {
+    Frame *f = (Frame *)self;
+    if (!f->bytes)
+        return PyUnicode_FromFormat("<Frame tag=%d seq=%llu released>", f->tag, (unsigned long long)f->seq);
+    return PyUnicode_FromFormat(
+        "<Frame tag=%d seq=%llu %zd bytes>", f->tag, (unsigned long long)f->seq, f->nbytes);
+}
+
+static PyMethodDef frame_methods[] = {
+    {"release", frame_release, METH_NOARGS, "See ringbuf.frame.Frame.release."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef frame_getset[] = {
+    {"payload", frame_payload, NULL, "See ringbuf.frame.Frame.payload.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef frame_members[] = {
+    {"tag", T_UBYTE, offsetof(Frame, tag), READONLY, NULL},
+    {"seq", T_ULONGLONG, offsetof(Frame, seq), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot frame_slots[] = {
+    SLOT(Py_tp_doc, "One frame as a consumer got it; see ringbuf.frame.Frame."),
+    SLOT(Py_tp_methods, frame_methods), SLOT(Py_tp_getset, frame_getset), SLOT(Py_tp_members, frame_members),
+    SLOT(Py_tp_dealloc, frame_dealloc), SLOT(Py_tp_repr, frame_repr), SLOT(Py_mp_length, frame_length),
+    SLOT(Py_sq_length, frame_length), SLOT(Py_bf_getbuffer, frame_getbuffer),
+    SLOT(Py_bf_releasebuffer, frame_releasebuffer), {0, NULL}};
+
+PyType_Spec frame_spec = {"ringbuf._cops.Frame", sizeof(Frame), 0, OURS, frame_slots};
