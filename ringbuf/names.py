@@ -53,7 +53,15 @@ def shared_names() -> list[str]:
 
 def create_shared(path: str) -> int:
     """Make an empty shared-memory object that only its owner may open; its descriptor, close-on-exec."""
-    made = posix_ipc.SharedMemory("/" + os.path.basename(path), posix_ipc.O_CREX, mode=0o600)
+    try:
+        made = posix_ipc.SharedMemory("/" + os.path.basename(path), posix_ipc.O_CREX, mode=0o600)
+    except posix_ipc.ExistentialError as error:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "somebody made it meanwhile", path) from error
+        reason = "no shared-memory directory; mount a tmpfs there, `ringbuf doctor` says how"
+        raise FileNotFoundError(errno.ENOENT, reason, SHM_DIR) from error
+    except posix_ipc.PermissionsError as error:
+        raise PermissionError(errno.EACCES, "shared memory is not writable for this user", SHM_DIR) from error
     return int(made.fd)
 
 

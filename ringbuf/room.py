@@ -74,6 +74,7 @@ class Room:
         "_first_slot",
         "_full_since",
         "_name",
+        "_seen",
         "_slots",
         "capacity",
         "control",
@@ -103,6 +104,8 @@ class Room:
         self._first_slot = layout.SLOT_PAGES // WORD
         # For each slot its state word when it was found dead; another attachment has another word.
         self.evicted = memoryview(bytearray(geometry.slots * WORD)).cast("Q")
+        # slot -> the state word under which its cursor was last found where it must be.
+        self._seen: dict[int, int] = {}
         self.control = tenure.segment.control
         # Only `grant` knows these.
         self.grant_only = _poisons or is_watched()
@@ -133,11 +136,17 @@ class Room:
             if not self.reclaimed <= cursor <= published:
                 if self._is_dead(slot, word):
                     continue
+                if self._seen.get(slot) != word:
+                    # Words of one who died before our time, under the lock of a newcomer who has not yet
+                    # stored its own.
+                    self.joining = True
+                    continue
                 raise RingCorrupt(
                     self._name,
                     slot_page(slot) + C_CURSOR * WORD,
                     f"cursor of slot {slot} is {cursor}, outside {self.reclaimed} to {published}",
                 )
+            self._seen[slot] = word
             found.append((cursor, slot))
         found.sort()
         return found

@@ -151,7 +151,7 @@ def dump(args: argparse.Namespace) -> int:
     for consumer in info.consumers:
         print(
             f"slot {consumer.slot}: pid {consumer.pid}, {'alive' if consumer.alive else 'dead'}, "
-            f"{consumer.lag_frames} frames behind"
+            f"{consumer.lag_bytes} bytes behind"
         )
     print(_HEADINGS)
     for frame in frames:

@@ -9,6 +9,7 @@ import pytest
 
 import ringbuf
 from ringbuf import layout
+from ringbuf.testing import at_step
 
 
 def poke(name: str, offset: int, value: int) -> None:
@@ -63,3 +64,29 @@ def test_a_stale_frame_of_an_earlier_lap_is_never_delivered(
     poke(producer.name, layout.PRODUCER_PAGE, position + 24)
     with pytest.raises(ringbuf.RingCorrupt):
         consumer.try_read()
+
+
+def test_the_words_of_a_dead_predecessor_are_not_held_against_a_newcomer(name: str) -> None:
+    """Between taking the lock of a slot and storing its own words, a consumer is under those of the dead."""
+    with ringbuf.create(name, 4096, 2, _position=1 << 20) as producer:
+        poke(name, layout.slot_page(0) + layout.C_CURSOR * 8, 8)
+        poke(name, layout.slot_page(0) + layout.C_STATE * 8, 1 << layout.C_ATTACHMENT_BIT | layout.SLOT_LIVE)
+        written = []
+
+        def fill() -> None:
+            while producer.try_write(1, b"x" * 500):
+                written.append(1)
+
+        with at_step("attach.locked", fill), ringbuf.attach(name, timeout=0) as consumer:
+            fill()
+            assert len(consumer.read_many()) == len(written) > 0
+
+
+def test_a_cursor_that_leaves_the_ring_is_noticed_by_the_producer(
+    producer: ringbuf.Producer, consumer: ringbuf.Consumer
+) -> None:
+    while producer.try_write(1, b"x" * 100):
+        pass
+    poke(producer.name, layout.slot_page(consumer.slot) + layout.C_CURSOR * 8, 1 << 40)
+    with pytest.raises(ringbuf.RingCorrupt, match="cursor of slot 0"):
+        producer.try_write(1, b"x" * 100)
