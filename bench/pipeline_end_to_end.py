@@ -6,8 +6,8 @@ Before a case is measured, one step is compared with what was sent, value by val
     python -m bench.pipeline_end_to_end [--smoke] [--rounds N] [--only TRANSPORT,...]
 
 tokens/s and CPU per token (both processes together): medians over groups of steps sent back to back. Latency:
-one step at a time, both sides asleep before it. It would lie if one transport's sinks were drained inside the
-clock and another's were not, or if the sender's work (lists made of arrays, encoding) were left out: neither is.
+one step at a time, both asleep before it. It would lie if one transport's sinks were drained inside the
+clock and another's were not, or if the sender's work (lists made of arrays, encoding) were left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The two processes of one transport in `pipeline_end_to_end`, and what the program asks of them.
 
 Steps go in groups: the receiver drains every sink, says go, and the clock runs from the sender's first step
-to the last event of the group in its sink. Draining is outside it, for all transports alike. Processor time is
-that of the whole process, its helper threads included, over the same spans.
+to the last event of the group in its sink. Draining is outside it, for all transports alike. Processor time
+is that of the whole process, its helper threads included, over the same spans.
 """
 
 from __future__ import annotations
