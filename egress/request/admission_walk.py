@@ -23,7 +23,7 @@ MAX_TAIL = 1024
 """Characters of tail a search is ever given; 4,096 would take the plainest quadratic loop 64 ms."""
 
 
-_STRIDE = 16
+_STRIDE = 64
 """Characters over which the price of going on is averaged, once the paths have stopped growing."""
 
 
@@ -33,7 +33,6 @@ class Walk:
     Attributes:
         cost: price of the worst search, or of as much of it as was walked before the limit.
         n_characters, n_paths: the length at which the walk ended, and the paths active there.
-        peak: the most paths at any length.
     """
 
     __slots__ = ("cost", "n_characters", "n_paths")
@@ -61,7 +60,7 @@ def walk(automaton: Automaton, *, starts: str, limit: int, meter: Meter, n_max: 
         follow = [{0: 1, **follow[0]}, *follow[1:]]
     rivals = _rivals(follow, automaton.mask, meter)
     edges, crowd_of = _edges(follow, rivals, meter)
-    bill = _Bill(automaton.cost, crowd_of, _sources(follow, rivals, crowd_of, meter))
+    bill = _Bill(automaton.cost, crowd_of, _sources(follow, crowd_of, meter))
     entries = automaton.cost[0] * (n_max + 1)
     owed, n, active = 0, 0, {0: 1}  # owed: what starts with fewer characters left than n may cost
     while n < n_max:
@@ -98,7 +97,8 @@ def walk(automaton: Automaton, *, starts: str, limit: int, meter: Meter, n_max: 
 class _Bill:
     """What the dearest text of n characters costs, crowd by crowd.
 
-    Of a crowd one state at most is active, and which can be active next depends on which is now: its bill is the dearest walk through its states, not the dearest state at every step.
+    Of a crowd one state at most is active, and which can be active next depends on which is now: its bill is
+    the dearest walk through its states, not the dearest state at every step.
     """
 
     def __init__(self, cost: list[int], crowd_of: list[int], sources: list[list[int]]) -> None:
@@ -106,10 +106,7 @@ class _Bill:
         self._crowd_of = crowd_of
         self._sources = sources
         self._n_crowds = 1 + max(crowd_of)
-        self._clear()
-
-    def _clear(self) -> None:
-        # Per state, the dearest walk that ends in it; per crowd, the dearest that ends in any of it or in none.
+        # Per state, the dearest walk that ends in it; per crowd, the dearest that ends anywhere or nowhere.
         self._ending: dict[int, int] = {}
         self._dearest = [0] * self._n_crowds
         self.total = 0
@@ -140,9 +137,7 @@ class _Bill:
         return added
 
 
-def _sources(
-    follow: list[dict[int, int]], rivals: list[set[int]], crowd_of: list[int], meter: Meter
-) -> list[list[int]]:
+def _sources(follow: list[dict[int, int]], crowd_of: list[int], meter: Meter) -> list[list[int]]:
     """Per state, the states of its crowd that may be active just before it; -1 for none of them or any."""
     sources: list[list[int]] = [[] for _ in follow]
     for state, successors in enumerate(follow):
@@ -150,7 +145,7 @@ def _sources(
         for successor in successors:
             if state and crowd_of[state] == crowd_of[successor]:
                 sources[successor].append(state)
-            else:
+            elif state or 0 in follow[0]:
                 # Reached from outside the crowd, while none of it or any rival of that outsider is active.
                 sources[successor].append(-1)
     return sources
