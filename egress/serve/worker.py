@@ -182,7 +182,8 @@ class Worker:
             link.detach()
 
     def _turn(self) -> None:
-        if self._router.source.turn() and not self._is_turn_due:
+        # One turn per round of the loop: a second would merge what handlers have had no chance to take.
+        if not self._is_turn_due and self._router.source.turn():
             # call_soon puts the next turn behind the handlers that this one woke.
             self._is_turn_due = True
             self._loop.call_soon(self._next_turn)
@@ -200,6 +201,9 @@ class Worker:
                 self._attach_link(link)
             self._router.ping(time.monotonic())
             self._turn()
+            for link in self._links:
+                info = ringbuf.inspect(link.request_ring)
+                self._metrics.rings.set(info.name, info.used_bytes, info.capacity, info.full_events)
             self._report()
 
     def _report(self) -> None:
