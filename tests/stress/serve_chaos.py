@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 import uvloop
 
@@ -142,7 +143,7 @@ class Chaos:
         """So many clients, or as many as there is time for; how many it were."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds if seconds else float("inf")
-        seeds = iter([self.rng.getrandbits(48) for _ in range(count)])
+        seeds = (self.rng.getrandbits(48) for _ in range(count))
         served = 0
 
         async def serve() -> None:
@@ -389,7 +390,7 @@ async def to_the_end(reader: asyncio.StreamReader, seconds: float = 60) -> bytes
     return raw
 
 
-def serving() -> object:
+def serving() -> AbstractContextManager[Server]:
     """A server with small limits, so that they are met."""
     limits = (
         "--max-body",
@@ -432,7 +433,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=100)
     args = parser.parse_args()
-    with serving() as server:  # type: ignore[attr-defined]
+    with serving() as server:
         begun = time.monotonic()
         chaos, served, books = uvloop.run(run(server, args.requests, args.at_once, args.seconds, args.seed))
         errors = [line for line in server.output().splitlines() if "Traceback" in line or "never" in line]
