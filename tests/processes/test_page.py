@@ -29,7 +29,8 @@ pytestmark = [
 ]
 
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
-    --disable-background-networking --disable-component-update --disable-dev-shm-usage --window-size=1280,900"""
+    --disable-background-networking --disable-component-update --disable-dev-shm-usage
+    --window-size=1280,900"""
 
 
 class Browser:
@@ -112,26 +113,39 @@ def test_the_page_streams_a_prompt_and_shows_the_rings_live(browser: Browser, tm
         rings = wait_until(lambda: browser.run("$('rings').rows.length"), 20, "rows of rings")
         assert rings == 8, "2 shards x 2 workers, a ring each way"
 
-        browser.run("$('tokens').value = 600")
+        # Somebody else's request, which no end token ends, so that there is something to see for sure.
+        params = {"max_new_tokens": 8000, "ignore_eos": True}
+        body = json.dumps({"text": "x", "stream": True, "sampling_params": params}).encode()
+        with urllib.request.urlopen(f"{server.url}/generate", body, timeout=60 * SLOWNESS):
+            browser.run("$('tokens').value = 400")
+            browser.click("#go")
+            wait_until(lambda: len(browser.run("$('output').textContent")) > 20, 20, "text")
+            wait_until(lambda: int(browser.run("$('running').textContent")) > 0, 20, "a request running")
+            wait_until(lambda: int(browser.run("$('rate').textContent")) > 0, 20, "a rate")
+            used = browser.run("$('rings').textContent")
+            wait_until(lambda: browser.run("$('rings').textContent") != used, 20, "the rings' change")
+            Path(os.environ.get("EGRESS_SCREENSHOT", tmp_path / "page.png")).write_bytes(browser.screenshot())
+        wait_until(lambda: "ended by" in browser.run("$('result').textContent"), 60, "the end")
+        assert browser.run("$('result').className") == "quiet"
+
+
+def test_the_page_stops_a_stream(browser: Browser, tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir()
+    endless = ("--engine", "replay", "--engine-option", "loops=0", "--step-ms", "20")
+    with Server(*endless, runtime=runtime, shards=1, workers=1) as server:
+        server.wait_ready()
+        browser.open(server.url)
+        browser.run("$('tokens').value = 8000")
         browser.click("#go")
         wait_until(lambda: len(browser.run("$('output').textContent")) > 20, 20, "text")
         early = browser.run("$('output').textContent")
         wait_until(lambda: len(browser.run("$('output').textContent")) > len(early), 20, "more text")
         assert browser.run("$('output').textContent").startswith(early)
-        wait_until(lambda: browser.run("$('running').textContent") == "1", 20, "one request running")
-        wait_until(lambda: int(browser.run("$('rate').textContent")) > 0, 20, "a rate")
-        used = browser.run("$('rings').textContent")
-        wait_until(lambda: browser.run("$('rings').textContent") != used, 20, "the rings' change")
-        Path(os.environ.get("EGRESS_SCREENSHOT", tmp_path / "page.png")).write_bytes(browser.screenshot())
-
         browser.click("#stop")
         wait_until(lambda: "stopped after" in browser.run("$('result').textContent"), 20, "the stop")
         wait_until(lambda: server.metric("egress_requests_running") == 0, 20, "the abort in the shard")
-
-        browser.run("$('tokens').value = 5")
-        browser.click("#go")
-        wait_until(lambda: "ended by" in browser.run("$('result').textContent"), 20, "the end")
-        assert browser.run("$('result').className") == "quiet"
+        assert server.metric("egress_aborts_total") == 1
 
 
 def test_the_page_says_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
@@ -145,9 +159,9 @@ def test_the_page_says_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
         wait_until(lambda: "API key" in browser.run("$('result').textContent"), 20, "the refusal")
         assert browser.run("$('result').className") == "bad"
         browser.run("($('key').value = 'sesame', $('key').dispatchEvent(new Event('change')))")
-        browser.run("$('temperature').value = -1")
+        browser.run("$('tokens').value = 99999")
         browser.click("#go")
-        wait_until(lambda: "temperature" in browser.run("$('result').textContent"), 20, "the 400")
-        browser.run("$('temperature').value = 1, $('tokens').value = 5")
+        wait_until(lambda: "max_new_tokens" in browser.run("$('result').textContent"), 20, "the 400")
+        browser.run("$('tokens').value = 5")
         browser.click("#go")
         wait_until(lambda: "ended by" in browser.run("$('result').textContent"), 20, "the end")
