@@ -311,11 +311,13 @@ class ChannelSource:
             waker = _waker(loop, future)
             channel.wakers.append(waker)
             try:
-                if (item := channel.take(tell_end=True)) is not None:
-                    return item
-                await future
+                # SYNC: after the waker is left; see try_send. What came, or ended, the next take tells.
+                if not channel.queue and channel.is_open:
+                    await future
             finally:
-                _forget(channel.wakers, waker)
+                # Whoever finished the future took the waker out; a cancelled wait leaves it.
+                if future.cancelled() or not future.done():
+                    _forget(channel.wakers, waker)
         self._unsuspended += 1
         return item
 

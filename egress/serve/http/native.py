@@ -102,7 +102,7 @@ class NativeAnswer:
         if event.text:
             self._text += encode(event.text)[1:-1]
         if event.n_tokens:
-            _append(self._ids, encode(event.token_ids.tolist())[1:-1])
+            _append(self._ids, encode(event.ids)[1:-1])
         self._prompt_tokens = event.prompt_tokens
         self._completion_tokens += event.completion_tokens
         self._reason = event.finish_reason
