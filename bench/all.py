@@ -1,4 +1,4 @@
-"""Run every benchmark program one after the other, then render the report: `python -m bench.all [--smoke]`."""
+"""Run every benchmark program, one after the other, and render the report: `python -m bench.all`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What every multi-process benchmark shares: pinned pairs of processes, interleaved rounds, one JSON line.
 
 A transport is a module with classes `Producer(name, size, mode)` and `Consumer(name, size, mode)`, each with
-`run(payloads, count, check)` and `close()`, a set `MODES` and `FIRST`, the role that must exist before the other.
+`run(payloads, count, check)` and `close()`, a set `MODES`, and `FIRST`, the role that must exist before the
+other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def machine() -> dict[str, Any]:
                 cpu = line.split(":", 1)[1].strip()
                 break
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

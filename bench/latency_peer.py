@@ -1,7 +1,8 @@
-"""One end of a latency pair: `python -m bench.latency_peer LINK SIDE JSON`, started by ring_ping_pong_latency.
+"""One end of a latency pair, started by ring_ping_pong_latency.
 
-ping sends and waits for the answer (round trip), or with "gap_s" sleeps between one-way frames that carry
-their send time on the machine-wide monotonic clock (wake-up of a blocked receiver).
+`python -m bench.latency_peer LINK SIDE JSON`: ping sends and waits for the answer (round trip),
+or with "gap_s" sleeps between one-way frames that carry their send time on the machine-wide monotonic clock
+(wake-up of a blocked receiver).
 """
 
 from __future__ import annotations

@@ -15,14 +15,17 @@ import matplotlib as mpl
 
 from bench import harness
 
+# The backend is chosen before pyplot is imported.
 mpl.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend is chosen before pyplot is imported
+from matplotlib import pyplot as plt
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+color: #1c2733 }
 table { border-collapse: collapse; margin: .6rem 0 1.4rem } td, th { padding: .25rem .8rem; text-align: left;
-border-bottom: 1px solid #dde3ea } td.n { text-align: right; font-variant-numeric: tabular-nums } svg { max-width: 100%;
-height: auto } .meta { color: #5a6b7c } h2 { margin-top: 2.4rem } tr.ours td { font-weight: 600 }
+border-bottom: 1px solid #dde3ea } td.n { text-align: right; font-variant-numeric: tabular-nums }
+svg { max-width: 100%; height: auto } .meta { color: #5a6b7c }
+h2 { margin-top: 2.4rem } tr.ours td { font-weight: 600 }
 """
 
 
@@ -120,8 +123,9 @@ def main() -> None:
         sections.append(
             f'<h2>{html.escape(program)}</h2><p class="meta">{html.escape(meta + smoke)}</p>{body}'
         )
-    page = f"<!doctype html><meta charset=utf-8><title>ringbuf and egress: benchmarks</title><style>{STYLE}</style>"
-    page += f"<h1>ringbuf and egress: benchmarks</h1>{''.join(sections)}"
+    title = "ringbuf and egress: benchmarks"
+    page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
+    page += f"<h1>{title}</h1>{''.join(sections)}"
     path = harness.RESULTS / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"wrote {path.relative_to(harness.ROOT)}")

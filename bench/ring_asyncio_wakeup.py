@@ -1,4 +1,4 @@
-"""How soon an asyncio reader sees a frame sent while its loop sleeps: `async for` over a ring against a bare eventfd.
+"""How soon an asyncio reader sees a frame sent while its loop sleeps: a ring against a bare eventfd.
 
 Unit: microseconds from send to the reader's line, one frame every 5 ms, under asyncio and uvloop.
 The eventfd is the floor: one kernel counter, no data; its send time travels in a shared page.

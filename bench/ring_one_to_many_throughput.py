@@ -1,4 +1,4 @@
-"""One producer, four consumers on one ring: what each consumer gets per second, against vLLM's design with four readers.
+"""What each of four consumers of one ring gets per second, against vLLM's design with four readers.
 
 Unit: frames/s per consumer, 64 B, median of interleaved rounds. With two cores five processes share them, so
 the ratio is what counts.

@@ -1,4 +1,4 @@
-"""multiprocessing.Queue between two unrelated processes, served by a BaseManager-free pair of its own pipe ends.
+"""multiprocessing.Queue between two processes, without a manager.
 
 A Queue can only be inherited, so the producer is the parent that measures nothing and the consumer its child:
 the pair runs inside one peer (`Consumer`), and the `Producer` peer only waits.

@@ -1,8 +1,9 @@
-"""vLLM's shared-memory MessageQueue, its design rebuilt small: chunks with a flag byte per reader, pickled objects.
+"""vLLM's shared-memory MessageQueue rebuilt small: chunks with a flag byte per reader, pickled objects.
 
 Mirrors vllm/distributed/device_communicators/shm_broadcast.py: a ring of fixed chunks; per chunk one written
 flag and one flag per reader; the writer waits until every reader has set its flag, readers poll and yield;
-objects travel as pickle protocol 5. No object here is larger than a chunk, so the ZeroMQ detour is not needed.
+objects travel as pickle protocol 5. No object here is larger than a chunk, so the ZeroMQ detour is not
+needed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The wire between the supervisor and one child: a socket pair that the child gets as its standard input.
 
-Lines of JSON go both ways: settings and orders down, states and answers to pings up. The socket is a
-    lifeline as
-well. Each end is held by exactly one process (descriptors are closed on exec, and a child gets only its
-own), so the kernel ends it with its holder: a child that reads the end of it knows that its supervisor is
-gone, however that happened, and leaves. It has to be a socket rather than a pipe so that one descriptor
-does both directions.
+Lines of JSON go both ways: settings and orders down, states and answers to pings up. The socket
+is a lifeline as well: each end is held by exactly one process (descriptors are closed on exec, and a child
+gets only its own), so the kernel ends it with its holder. A child that reads the end of it knows that its
+supervisor is gone, however that happened, and leaves. It has to be a socket rather than a pipe so that one
+descriptor does both directions.
 """
 
 from __future__ import annotations

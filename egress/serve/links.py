@@ -49,19 +49,19 @@ class Link:
         self.frames: ringbuf.Consumer | None = None
         self._unsent: deque[Hello | Abort | AbortClient] = deque()
 
-    def attach(self) -> bool:
-        """Attach to the shard's frame ring if it is there by now, and greet; whether it is attached."""
+    def attach(self) -> ringbuf.Consumer | None:
+        """Attach to the shard's frame ring if it is there by now, and greet; the end it is read at."""
         if self.frames is None:
             try:
                 # What a dead predecessor left unread is nobody's any more.
                 self.frames = ringbuf.attach(self._frame_ring, start="latest", timeout=0.0)
             except ringbuf.RingNotFound:
-                return False
+                return None
             except ringbuf.RingError as error:
                 log.error("frame ring of shard %d: %s", self.shard, error)
-                return False
+                return None
             self.greet()
-        return True
+        return self.frames
 
     def detach(self) -> None:
         """Let go of the frame ring: it ended, or is not to be trusted; `attach` may find a new one."""

@@ -1,9 +1,8 @@
 """Who runs in a shard, and how one step of the engine becomes rows for each worker.
 
 The roster owns one entry per running request: which worker waits for it, its detokenizer state, what it
-    asked for
-beyond text. It calls the engine's `submit` and `abort` and turns the engine's batches into columns; it
-knows no ring, no clock and no process, and whatever goes wrong with one request comes back as that
+asked for beyond text. It calls the engine's `submit` and `abort` and turns the engine's batches into columns;
+it knows no ring, no clock and no process, and whatever goes wrong with one request comes back as that
 request's failure.
 """
 

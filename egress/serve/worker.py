@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 # A frame ring that is not there yet is looked for this often, at start only.
 ATTACH_WAIT_S = 0.02
+# A new worker's first client is better served by the others than told that a shard is down which has only
+# not greeted yet; where shards still load, or are dead, clients are to hear that after this long.
+GREETINGS_S = 2.0
 # After the last requests were ended, how long their handlers may take to say so to their clients.
 GOODBYE_S = 1.0
 
@@ -112,6 +115,7 @@ class Worker:
         self._loop.add_reader(self._lifeline.fileno(), self._obey)
         tending = [asyncio.create_task(self._attach()), asyncio.create_task(self._tend())]
         try:
+            await self._greetings()
             await self._server.serve(sockets=[self._listener])
         finally:
             for task in tending:
@@ -159,6 +163,14 @@ class Worker:
 
     # Rings
 
+    async def _greetings(self) -> None:
+        """Wait for every shard's greeting, but not for long."""
+        deadline = self._loop.time() + GREETINGS_S
+        while not (self._router.health()["ready"] or self._server.should_exit):
+            if self._loop.time() > deadline:
+                return
+            await asyncio.sleep(ATTACH_WAIT_S)
+
     async def _attach(self) -> None:
         """Attach to every shard's ring as soon as it is there, then say that we are ready."""
         while not all([self._attach_link(link) for link in self._links]):
@@ -168,11 +180,11 @@ class Worker:
     def _attach_link(self, link: Link) -> bool:
         if link.frames is not None:
             return True
-        if not link.attach():
+        frames = link.attach()
+        if frames is None:
             return False
-        assert link.frames is not None
-        self._router.source.attach(link.shard, link.frames)
-        self._loop.add_reader(link.frames.fileno(), self._turn)
+        self._router.source.attach(link.shard, frames)
+        self._loop.add_reader(frames.fileno(), self._turn)
         return True
 
     def _detach(self, link: Link) -> None:

@@ -1,9 +1,8 @@
 """One family of a BATCH, both ways.
 
 Reading: a family keeps running sums of its counts, so that the part of any request is a slice; slices are
-    made for
-the requests that are asked for, and no data byte is read. Writing: the cells of all requests are laid behind
-each other, after their counts were found equal on both sides.
+made for the requests that are asked for, and no data byte is read. Writing: the cells of all requests are
+laid behind each other, after their counts were found equal on both sides.
 """
 
 from __future__ import annotations

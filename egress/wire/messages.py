@@ -1,9 +1,8 @@
 """RESULT and ERROR: the frames that speak of a single request.
 
 RESULT is msgpack `[rid, payload]`, ERROR `[rid, message]` or `[rid, message, status]`. Both are small and
-rare,
-so they are read strictly: another count of items or another type rejects the frame, under the rid's name
-where that can still be read.
+rare, so they are read strictly: another count of items or another type rejects the frame, under the rid's
+name where that can still be read.
 """
 
 from __future__ import annotations

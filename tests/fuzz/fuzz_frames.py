@@ -4,10 +4,9 @@
     python tests/fuzz/fuzz_frames.py --seed 1 --count 5000000
 
 Inputs are pure noise, well-formed frames with bytes changed, cut or repeated, and headers built from values
-that are
-nearly right. The oracle: decoding raises MalformedFrame, or gives a value that says the same after being
-written and read again (for one input in CHECKED of the accepted). Any other exception is a finding; the input
-is printed as hex with the seed. The same seed gives the same inputs.
+that are nearly right. The oracle: decoding raises MalformedFrame, or gives a value that says the same after
+being written and read again (for one input in CHECKED of the accepted). Any other exception is a finding; the
+input is printed as hex with the seed. The same seed gives the same inputs.
 """
 
 from __future__ import annotations

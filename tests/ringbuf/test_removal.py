@@ -63,7 +63,10 @@ def test_nothing_that_bears_a_rings_name_stops_looking_at_rings(name: str, kind:
         "text": lambda: Path(path).write_text("no ring\n" * 100),
     }
     make[kind]()
-    code = "import sys, ringbuf; n = sys.argv[1]; print(n in [r.name for r in ringbuf.rings()]); ringbuf.inspect(n)"
+    code = (
+        "import sys, ringbuf; n = sys.argv[1]; "
+        "print(n in [r.name for r in ringbuf.rings()]); ringbuf.inspect(n)"
+    )
     child = spawn_python(code, name)
     try:
         out, err = child.communicate(timeout=60)
