@@ -199,9 +199,9 @@ class Room:
                 self._raise_floor(lowest, published)
             else:
                 self.reclaimed = min([own[layout.P_FLOOR], *(cursor for cursor, _ in cursors)])
-        used = position - self.reclaimed
-        if used > own[layout.P_HIGH_WATER]:
-            own[layout.P_HIGH_WATER] = used
+        # Beside a newcomer, perhaps met only in the second look, `reclaimed` is a bound from before.
+        if not self.joining and position - self.reclaimed > own[layout.P_HIGH_WATER]:
+            own[layout.P_HIGH_WATER] = position - self.reclaimed
         limit = self.reclaimed + capacity
         if limit < position + need:
             self._note_full()

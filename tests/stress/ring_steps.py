@@ -163,7 +163,7 @@ def scene_consumer(stage: Stage, step: str, action: str) -> None:
                     pass
             child = faulty(step, _ACTIONS[action], lambda: work(stage))
             first = ringbuf.inspect(stage.name).frames
-            if step in ("read.ring", "detach.begin", "detach.free", "read.nap"):
+            if step in ("read.ring", "detach.begin", "detach.free"):
                 # It is rung, or gets what it waits for, from here.
                 deadline = time.monotonic() + 20
                 while _state(child.pid) not in "TZ" and time.monotonic() < deadline:
