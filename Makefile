@@ -34,6 +34,7 @@ check: $(VENV)/.test  ## format, lint, types, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/api.py
 	$(BIN)/codespell ringbuf egress tests bench *.md
 
 fmt: $(VENV)/.test  ## format and fix
