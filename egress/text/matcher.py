@@ -32,10 +32,17 @@ class _Regex:
         self._compiled = re.compile(pattern)
 
     def matches(self, text: str, n_new: int) -> bool:
-        """Whether there is a match in reach of the last `n_new` characters, which `text` ends in."""
+        """Whether there is a match in reach of the last `n_new` characters, which `text` ends in.
+
+        A match of no characters is none: `a*` stops at an `a`, not at once.
+        """
         n_seen = self.reach + n_new - 1 if self._is_bounded else MAX_REGEX_TAIL
         # With a start position `^`, `\b` and lookbehinds still see the real text before it.
-        return self._compiled.search(text, max(0, len(text) - n_seen)) is not None
+        start = max(0, len(text) - n_seen)
+        match = self._compiled.search(text, start)
+        if match is None or match.end() > match.start():
+            return match is not None
+        return any(match.end() > match.start() for match in self._compiled.finditer(text, start))
 
 
 class StopMatcher:

@@ -260,6 +260,14 @@ def test_a_regex_is_found_wherever_the_tokens_cut_it(pattern: str) -> None:
             assert (reason is not None) == (at >= len(data))
 
 
+@pytest.mark.parametrize("pattern", ["a*", "a*?", "(?:a|)", "(?=b)a?"])
+def test_r084_a_match_of_no_characters_never_stops(pattern: str) -> None:
+    found = matcher(stop_regex=pattern)
+    assert found.push(list(b"bbb")) is None
+    reason = found.push(list(b"ba"))
+    assert (reason is None) == (pattern == "(?=b)a?")
+
+
 def test_an_anchor_means_the_beginning_of_the_output() -> None:
     assert matcher(stop_regex="^b").push(list(b"b")) == Stop(matched="^b")
     engine = matcher(stop_regex="^b")
