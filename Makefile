@@ -12,12 +12,12 @@ help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
 
 # The C body is part of the install, so its source is one of the things a stale install is older than.
-$(VENV)/.run: pyproject.toml $(wildcard ringbuf/_cops.c)
+$(VENV)/.run: pyproject.toml $(wildcard ringbuf/_cops*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[all]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(wildcard ringbuf/_cops.c)
+$(VENV)/.test: pyproject.toml $(wildcard ringbuf/_cops*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
