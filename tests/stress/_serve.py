@@ -253,9 +253,10 @@ async def quiet(server: Server, shards: int = 2, seconds: float = 20.0, was_kill
 
 
 def rss_mb(server: Server) -> dict[str, float]:
-    """Resident megabytes of every child, by its role and pid."""
+    """Resident megabytes of every child, without the rings' shared pages, by its role and pid."""
     return {
-        f"{role}-{pid}": psutil.Process(pid).memory_info().rss / 1e6
+        f"{role}-{pid}": (psutil.Process(pid).memory_info().rss - psutil.Process(pid).memory_info().shared)
+        / 1e6
         for role, pids in server.children().items()
         for pid in pids
     }

@@ -133,7 +133,9 @@ class Blows:
         os.kill(victim, signal.SIGKILL)
         await self._back(start, {victim}, is_shard=False)
         found = self.load.since(start)
-        hold(all(ending == "cut" for _, ending, _ in found), f"a worker was killed and streams ended {found}")
+        # New requests may be refused while nobody can take them; what runs elsewhere may not end.
+        wrong = [ending for ending in found if ending[1] not in ("cut", "503")]
+        hold(not wrong, f"a worker was killed and streams ended {wrong}")
         self.n_cut += len(found)
 
     async def kill_both(self) -> None:
