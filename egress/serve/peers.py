@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import ringbuf
 from egress.serve.config import Settings, frame_ring, request_ring
@@ -57,12 +58,12 @@ class Peer:
     def __init__(self, settings: Settings, shard: int, index: int, epoch: str) -> None:
         self.index = index
         self.epoch = ""
-        self.is_gone = False
         self._shard_epoch = epoch
         self._request_ring = request_ring(settings.instance, shard, index)
         self.frame_ring = frame_ring(settings.instance, shard, index)
         self.producer = open_producer(self.frame_ring, settings.ring_bytes)
         self.requests: ringbuf.Consumer | None = None
+        self._was_attached = False
         self.sink = RingSink(
             self.producer,
             name=self.frame_ring,
@@ -72,16 +73,36 @@ class Peer:
         )
 
     def attach(self) -> bool:
-        """Attach to the worker's request ring if it is there by now; whether it is attached."""
+        """Attach to the worker's request ring if it is there by now; whether it is attached.
+
+        The first time everything in it counts: a worker greets before its shard is there. Later on it is
+            the ring
+        that was let go of, with requests in it that were taken then; what is worth hearing follows our
+        greeting.
+        """
         if self.requests is None:
+            start: Literal["oldest", "latest"] = "latest" if self._was_attached else "oldest"
             try:
-                self.requests = ringbuf.attach(self._request_ring, start="oldest", timeout=0.0)
+                self.requests = ringbuf.attach(self._request_ring, start=start, timeout=0.0)
             except ringbuf.RingNotFound:
                 return False
             except ringbuf.RingError as error:
                 log.error("request ring of worker %d: %s", self.index, error)
                 return False
+            if self._was_attached:
+                self.greet()
+            self._was_attached = True
         return True
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a request ring to read."""
+        return self.requests is not None
+
+    def fileno(self) -> int:
+        """Of the request ring, for epoll."""
+        assert self.requests is not None
+        return self.requests.fileno()
 
     def detach(self) -> None:
         """Let go of the request ring: it ended, or is not to be trusted; `attach` may find a new one."""

@@ -190,9 +190,12 @@ class Router:
         if hello.peer == self._epoch:
             link.is_up = True
             link.answered = time.monotonic()
-        else:
-            link.is_up = False
-            link.greet()
+            return
+        if link.is_up:
+            # The same life of the shard, but it holds this worker for dead or its ring for broken.
+            self.lost(shard, "forgot this worker")
+            link.epoch = hello.epoch
+        link.greet()
 
     def ring_failed(self, shard: int, error: ringbuf.RingError) -> None:
         """A shard's frames have come to an end: its requests do too, at once."""

@@ -7,6 +7,7 @@ never waits for a worker; what a worker does not take is the worker's backlog (`
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -145,11 +146,9 @@ class Shard:
 
     def _attach(self) -> None:
         for peer in self.peers:
-            if peer.requests is None and peer.attach():
-                assert peer.requests is not None
-                fd = peer.requests.fileno()
-                self._by_fd[fd] = peer
-                self._poller.register(fd, select.EPOLLIN)
+            if not peer.is_attached and peer.attach():
+                self._by_fd[peer.fileno()] = peer
+                self._poller.register(peer.fileno(), select.EPOLLIN)
 
     def _detach(self, peer: Peer) -> None:
         for fd in [fd for fd, known in self._by_fd.items() if known is peer]:
@@ -247,6 +246,8 @@ class Shard:
             self._roster.drop(rid)
         peer.sink.discard()
         peer.epoch = ""
+        # Should it live after all, it learns from this that nothing it asked for is worked on.
+        peer.greet()
         self._metrics.ended("worker_lost", len(rids))
         if rids:
             log.warning(
@@ -309,11 +310,14 @@ class Shard:
         self._metrics.running.set(len(self._roster))
         frames = 0
         for peer in self.peers:
+            if peer.is_attached:
+                self._take_requests(peer)  # in case a doorbell was missed
             frames += peer.sink.frames
             peer.sink.frames = 0
             self._metrics.backlog(peer.index, peer.sink.backlog_bytes)
-            info = ringbuf.inspect(peer.frame_ring)
-            self._metrics.rings.set(peer.frame_ring, info.used_bytes, info.capacity, info.full_events)
+            with contextlib.suppress(ringbuf.RingError):  # somebody may have taken the name away
+                info = ringbuf.inspect(peer.frame_ring)
+                self._metrics.rings.set(peer.frame_ring, info.used_bytes, info.capacity, info.full_events)
             if peer.sink.has_backlog and (held := self._said.allow(f"slow {peer.index}", now)) is not None:
                 log.warning(
                     "worker %d is slow: %s",

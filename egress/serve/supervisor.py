@@ -39,7 +39,7 @@ RING_OVERHEAD_BYTES = 64 << 10
 # Connections that wait while all workers are busy or being replaced.
 LISTEN_BACKLOG = 2048
 # Beyond a worker's drain time: for its last error events to go out. For a shard: to give its rings up.
-GOODBYE_S = 3.0
+GOODBYE_S = 5.0
 
 
 class StartError(EgressError):
@@ -186,7 +186,10 @@ class Supervisor:
             seconds = self.settings.drain_s if workers and self._signals == 1 else 0.0
             self._deadline = now + seconds + GOODBYE_S
             for child in running:
-                child.drain(seconds)
+                if child.is_up:
+                    child.drain(seconds)
+                else:
+                    child.kill()  # it still loads, and has nothing to end
         elif now >= self._deadline:
             for child in running:
                 log.error("%s did not end in time; it is killed", child)
