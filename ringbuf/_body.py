@@ -21,6 +21,7 @@ class Writer(NamedTuple):
         full.
     put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how
         many.
+    write_all(frames) -> int: the same from the first, published if that was all of them; how many were put.
     place(step) -> int: the offset where a frame of `step` bytes would go, padding committed; -1 when full.
     commit(tag, nbytes, shift, step): make the placed frame the next one, without publishing.
     publish(): make all committed frames visible, and wake who sleeps.
@@ -33,6 +34,7 @@ class Writer(NamedTuple):
     try_write: Callable[..., bool]
     put: Callable[[int, Sequence[memoryview], int, int, int], bool]
     put_many: Callable[[Sequence[tuple[int, object]], int], int]
+    write_all: Callable[[Sequence[tuple[int, object]]], int]
     place: Callable[[int], int]
     commit: Callable[[int, int, int, int], None]
     publish: Callable[[], None]

@@ -61,6 +61,19 @@ static inline void waker_barrier(bool fence) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
+/* Small frames cost the writer less than fetching their lines from the consumer's core, to which they went in the
+   last lap: fetch some ahead, to be written (bench/ring_one_to_one_throughput.py, batched: 1.2x). */
+enum { PREFETCH = 512, LINE = 64 };
+
+static inline void prefetch_to_write(const char *at) {
+#ifdef __x86_64__
+    /* The builtin would only ask for a copy without -mprfchw. */
+    __asm__ volatile("prefetchw %0" : : "m"(*at));
+#else
+    __builtin_prefetch(at, 1);
+#endif
+}
+
 static inline uint64_t frame_bytes(uint64_t nbytes, uint64_t shift) {
     return (FRAME_HEADER + shift + nbytes + WORD - 1) & -(uint64_t)WORD;
 }

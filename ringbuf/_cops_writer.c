@@ -72,7 +72,8 @@ static outcome writer_place(Writer *w, uint64_t step) {
         need = step <= gap ? step : gap + step;
         if (!w->shut && (int64_t)(w->limit - w->position) >= (int64_t)need) {
             /* It is `grant` that counts how long the ring was full. */
-            w->was_full &= !asked;
+            if (asked)
+                w->was_full = false;
             break;
         }
         if (asked) {
@@ -101,6 +102,8 @@ static inline char *writer_spot(Writer *w) { return w->data + (w->position & (w-
 
 static inline void writer_commit(Writer *w, uint64_t tag, uint64_t nbytes, uint64_t shift, uint64_t step) {
     word *head = (word *)writer_spot(w);
+    prefetch_to_write((char *)head + PREFETCH);
+    prefetch_to_write((char *)head + PREFETCH + LINE);
     store(head, nbytes << LENGTH_BIT | shift << SHIFT_BIT | tag);
     store(head + 1, w->seq++);
     w->position += step;
@@ -115,6 +118,11 @@ static inline bool writer_publish(Writer *w) {
     if (w->many || load(w->wake) != w->rung)
         return ask(w->wake_up, &w->rung, "()");
     return true;
+}
+
+static inline void writer_rewind(Writer *w) {
+    w->seq = load(w->own + P_FRAMES);
+    w->position = load(w->own + P_POS);
 }
 
 /* Commit one frame if it is one for the fast path: a buffer, or a few in a list or tuple. */
@@ -228,11 +236,8 @@ static PyObject *put(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-static PyObject *put_many(PyObject *self, PyObject *args) {
-    PyObject *frames;
-    Py_ssize_t first;
-    if (!PyArg_ParseTuple(args, "On", &frames, &first))
-        return NULL;
+/* How many of frames[first:] were committed; -1 with an error set. */
+static Py_ssize_t writer_add_many(Writer *w, PyObject *frames, Py_ssize_t first) {
     Py_ssize_t next = first;
     if (PyList_Check(frames) || PyTuple_Check(frames))
         while (next >= 0 && next < PySequence_Fast_GET_SIZE(frames)) {
@@ -241,16 +246,36 @@ static PyObject *put_many(PyObject *self, PyObject *args) {
                 break;
             /* Ours: a callback may change the list. */
             Py_INCREF(frame);
-            outcome result =
-                writer_add((Writer *)self, PyTuple_GET_ITEM(frame, 0), PyTuple_GET_ITEM(frame, 1), 0);
+            outcome result = writer_add(w, PyTuple_GET_ITEM(frame, 0), PyTuple_GET_ITEM(frame, 1), 0);
             Py_DECREF(frame);
             if (result == FAILED)
-                return NULL;
+                return -1;
             if (result != DONE)
                 break;
             next++;
         }
-    return PyLong_FromSsize_t(next - first);
+    return next - first;
+}
+
+static PyObject *put_many(PyObject *self, PyObject *args) {
+    PyObject *frames;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(args, "On", &frames, &first))
+        return NULL;
+    Py_ssize_t done = writer_add_many((Writer *)self, frames, first);
+    return done < 0 ? NULL : PyLong_FromSsize_t(done);
+}
+
+static PyObject *write_all(PyObject *self, PyObject *frames) {
+    Writer *w = (Writer *)self;
+    Py_ssize_t done = writer_add_many(w, frames, 0);
+    if (done < 0) {
+        writer_rewind(w);
+        return NULL;
+    }
+    if (done && done == PyObject_Length(frames) && !writer_publish(w))
+        return NULL;
+    return PyLong_FromSsize_t(done);
 }
 
 static PyObject *place(PyObject *self, PyObject *step) {
@@ -285,9 +310,7 @@ static PyObject *publish(PyObject *self, PyObject *Py_UNUSED(none)) {
 }
 
 static PyObject *rewind_(PyObject *self, PyObject *Py_UNUSED(none)) {
-    Writer *w = (Writer *)self;
-    w->seq = load(w->own + P_FRAMES);
-    w->position = load(w->own + P_POS);
+    writer_rewind((Writer *)self);
     Py_RETURN_NONE;
 }
 
@@ -381,6 +404,7 @@ static PyMethodDef writer_methods[] = {
      "try_write(tag, payload, align_at=0) -> bool; see Producer.try_write."},
     {"put", put, METH_VARARGS, NULL},
     {"put_many", put_many, METH_VARARGS, NULL},
+    {"write_all", write_all, METH_O, NULL},
     {"place", place, METH_O, NULL},
     {"commit", commit, METH_VARARGS, NULL},
     {"publish", publish, METH_NOARGS, NULL},

@@ -235,6 +235,12 @@ def make_writer(
         base = published - offset
         edge = offset
 
+    def write_all(frames: Sequence[tuple[int, object]]) -> int:
+        done = put_many(frames, 0)
+        if done and done == len(frames):
+            publish()
+        return done
+
     def where() -> int:
         return base + offset
 
@@ -247,7 +253,7 @@ def make_writer(
         edge = _SHUT
         shut_down = True
 
-    return Writer(try_write, put, put_many, place, commit, publish, rewind, where, freeze, shut)
+    return Writer(try_write, put, put_many, write_all, place, commit, publish, rewind, where, freeze, shut)
 
 
 def make_reader(
@@ -274,8 +280,7 @@ def make_reader(
         words, data: the data pages, as words and as bytes, read-only.
         capacity, position, seq: bytes; where the next frame is expected, and its seq, -1 to take it as it
             comes.
-        idle: called when nothing is there, if the ring has ended or this is attended to: True to look again;
-            raises at the end.
+        idle: called when nothing is there, at the end or if attended to: True to look again; may raise.
         corrupt: (position, reason) -> the error to raise.
         wake_up: (generation) rings the waiting producer; returns the generation.
         fence: the waker's barrier, if this ring needs one.
@@ -285,8 +290,7 @@ def make_reader(
     offset = position & (capacity - 1)
     base = position - offset
     ready = offset  # frames are known to be published up to this offset, at most to the end of this lap
-    held = False
-    attended = False
+    held = attended = False
     rung = 0
 
     def try_read() -> Frame | None:

@@ -77,7 +77,7 @@ class LeaseBook:
         own: memoryview,
         data: mmap,
         is_forked: Callable[[], bool],
-        released: Callable[[], None],
+        released: Callable[[], object],
         last_ended: Callable[[], None],
     ) -> None:
         self._own = own

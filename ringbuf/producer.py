@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -37,6 +37,7 @@ class Producer:
         "__weakref__": None,
         "_finalizer": None,
         "_sender": None,
+        "_write_all": None,
         "try_write": """Write and publish one frame if there is room.
 
 try_write(tag, payload, align_at=0) -> bool
@@ -64,10 +65,12 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
     }
 
     try_write: TryWrite
+    _write_all: Callable[[Sequence[tuple[int, Payload]]], int]
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.try_write = sender.writer.try_write
+        self._write_all = sender.writer.write_all
         self._finalizer = weakref.finalize(self, sender.close, True)
 
     @property
@@ -133,7 +136,12 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
             FrameInUse, RingClosed, RingCorrupt, UseAfterFork: as for try_write.
         """
         listed = frames if isinstance(frames, (list, tuple)) else list(frames)
-        return self._sender.write_many(listed, timeout, align_at)
+        done = 0
+        if not align_at:
+            done = self._write_all(listed)
+            if done and done == len(listed):
+                return done
+        return self._sender.write_many(listed, done, timeout, align_at)
 
     def claim(self, tag: int, nbytes: int, timeout: float | None = 0.0, *, align_at: int = 0) -> Claim:
         """Room for one frame, to be filled in place.

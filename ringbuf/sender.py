@@ -134,25 +134,25 @@ class Sender:
         need = step_bytes if step_bytes <= gap else gap + step_bytes
         self.room.wait(position, need, deadline)
 
-    def write_many(self, frames: Sequence[tuple[int, Payload]], timeout: float | None, align_at: int) -> int:
-        """Commit frame after frame; publish once, and before every wait for room."""
+    def write_many(
+        self, frames: Sequence[tuple[int, Payload]], done: int, timeout: float | None, align_at: int
+    ) -> int:
+        """Commit the frames after the first `done`, which are; publish once, and before every wait for room."""
         self._check()
         writer = self.writer
         shift = shift_for(align_at)
         deadline = None if timeout == 0 else Deadline(timeout)
-        published = done = 0
+        published = 0
         try:
             while done < len(frames):
-                if not shift:
-                    done += writer.put_many(frames, done)
-                    if done == len(frames):
-                        break
                 tag, payload = frames[done]
                 check_tag(tag)
                 parts, nbytes = gather(payload)
                 step_bytes = check_fits(self.name, nbytes, self.capacity, shift)
                 if writer.put(tag, parts, nbytes, shift, step_bytes):
                     done += 1
+                    if not shift:
+                        done += writer.put_many(frames, done)
                     continue
                 if done > published:
                     writer.publish()

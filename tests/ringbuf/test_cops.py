@@ -68,13 +68,14 @@ def test_no_operation_keeps_a_reference(pair: tuple[ringbuf.Producer, ringbuf.Co
             pass
         assert consumer.read_many() == []
 
+    # One reference lost a use would be 1,000; a few more blocks are somebody else's caches.
     counted = (small, big, array, None, True, False, _cops.Frame)
     references = [sys.getrefcount(thing) for thing in counted]
-    assert blocks_grown(refuse) < 50
-    assert blocks_grown(lease) < 50
-    assert blocks_grown(fill) < 50
+    assert blocks_grown(refuse) < 500
+    assert blocks_grown(lease) < 500
+    assert blocks_grown(fill) < 500
     for thing, before in zip(counted, references, strict=True):
-        assert abs(sys.getrefcount(thing) - before) < 100, thing
+        assert abs(sys.getrefcount(thing) - before) < 500, thing
 
 
 def test_a_list_that_is_emptied_while_it_is_written_is_no_harm(
@@ -93,9 +94,8 @@ def test_a_list_that_is_emptied_while_it_is_written_is_no_harm(
     monkeypatch.setattr(Room, "grant", empty_and_grant)
     with ringbuf.create(name, 4096) as producer, ringbuf.attach(name) as consumer:
         frames += [(1, os.urandom(100)) for _ in range(30)]
-        with pytest.raises(IndexError):
-            producer.write_many(frames)
-        assert consumer.read_many() == []
+        assert producer.write_many(frames) == 1
+        assert len(consumer.read_many()) == 1
         assert producer.try_write(1, b"fine")
         assert consumer.read(0).payload == b"fine"
 
