@@ -1,4 +1,7 @@
-"""ringbuf as a transport of the benchmarks: one call per frame, batched, and read as views."""
+"""ringbuf as a transport of the benchmarks: one call per frame, batched, as views, or waiting for each other.
+
+Mode "wait" is "many" for more parties than cores: who finds nothing to do parks instead of spinning.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 
 import ringbuf
 
-MODES = {"one", "many", "view"}
+MODES = {"one", "many", "view", "wait"}
 FIRST = "producer"
 BATCH = 64
 CAPACITY = 1 << 20
@@ -26,8 +29,8 @@ class Producer:
         self.ring = ringbuf.create(name, capacity=capacity_for(size), slots=8)
 
     def run(self, payloads: list[bytes], count: int, check: bool) -> None:
-        if self.mode == "many":
-            self._run_many(payloads, count)
+        if self.mode in ("many", "wait"):
+            self._run_many(payloads, count, 10.0 if self.mode == "wait" else 0.0)
             return
         try_write, done, n = self.ring.try_write, 0, len(payloads)
         while done < count:
@@ -36,16 +39,17 @@ class Producer:
                     pass
             done += n
 
-    def _run_many(self, payloads: list[bytes], count: int) -> None:
+    def _run_many(self, payloads: list[bytes], count: int, timeout: float) -> None:
         write_many, done, n = self.ring.write_many, 0, len(payloads)
-        frames = [(1, payloads[i % n]) for i in range(n * BATCH)]
+        pairs = [(1, payload) for payload in payloads]
+        frames = [pairs[i % n] for i in range(n * BATCH)]
         batches = [frames[i : i + BATCH] for i in range(0, len(frames), BATCH)]
         while done < count:
             for batch in batches:
                 rest = batch[: count - done]
                 done += len(rest)
                 while rest:
-                    written = write_many(rest)
+                    written = write_many(rest, timeout=timeout)
                     if written == len(rest):
                         break
                     rest = rest[written:]
@@ -64,8 +68,8 @@ class Consumer:
     def run(self, payloads: list[bytes], count: int, check: bool) -> float:
         if check:
             return self._check(payloads, count)
-        if self.mode == "many":
-            return self._run_many(count)
+        if self.mode in ("many", "wait"):
+            return self._run_many(count, 10.0 if self.mode == "wait" else 0.0)
         try_read, got = self.ring.try_read, 1
         while try_read() is None:
             pass
@@ -84,14 +88,14 @@ class Consumer:
                     got += 1
         return time.perf_counter() - started
 
-    def _run_many(self, count: int) -> float:
+    def _run_many(self, count: int, timeout: float) -> float:
         read_many, got = self.ring.read_many, 0
-        while not (frames := read_many(BATCH)):
+        while not (frames := read_many(BATCH, timeout)):
             pass
         started = time.perf_counter()
         got = len(frames)
         while got < count:
-            got += len(read_many(BATCH))
+            got += len(read_many(BATCH, timeout))
         return time.perf_counter() - started
 
     def _check(self, payloads: list[bytes], count: int) -> float:

@@ -12,8 +12,8 @@ from bench import harness
 
 READERS = 4
 CASES = {
-    "ringbuf c": ("bench.ours", {"RINGBUF_IMPL": "c"}, 300_000, "many"),
-    "ringbuf python": ("bench.ours", {"RINGBUF_IMPL": "python"}, 100_000, "many"),
+    "ringbuf c": ("bench.ours", {"RINGBUF_IMPL": "c"}, 300_000, "wait"),
+    "ringbuf python": ("bench.ours", {"RINGBUF_IMPL": "python"}, 100_000, "wait"),
     "vLLM's design": ("bench.rivals.vllm_queue", {}, 3_000, "one"),
 }
 

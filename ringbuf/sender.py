@@ -137,7 +137,7 @@ class Sender:
     def write_many(
         self, frames: Sequence[tuple[int, Payload]], done: int, timeout: float | None, align_at: int
     ) -> int:
-        """Commit the frames after the first `done`, which are; publish once, and before every wait for room."""
+        """Commit the frames after the first `done`; publish once, and before every wait for room."""
         self._check()
         writer = self.writer
         shift = shift_for(align_at)
