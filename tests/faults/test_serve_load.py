@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(230)]
     [
         ("serve_streams", ["--streams", "300", "--tokens", "60"]),
         ("serve_chaos", ["--requests", "300", "--at-once", "60"]),
-        ("serve_kills", ["--kills", "5", "--per-life", "3"]),
+        ("serve_kills", ["--kills", "3", "--per-life", "2"]),
         ("serve_soak", ["--seconds", "6"]),
     ],
 )
