@@ -51,7 +51,7 @@ from ringbuf.lease import LeaseBook
 __all__ = ["COPY_LIMIT", "Frame", "fence", "make_reader", "make_writer", "unsupported"]
 
 # Payloads up to this many bytes are handed out as private copies: a copy of 4 KiB and a lease cost about
-# the same in this body (bench/frame_read.py).
+# the same in this body.
 COPY_LIMIT = 4096
 
 _ROUND_UP = FRAME_HEADER + WORD - 1
