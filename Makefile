@@ -28,7 +28,7 @@ run: $(VENV)/.run  ## serve on 127.0.0.1:8000 with two shards and two API worker
 	@exec $(BIN)/egress serve --shards 2 --workers 2 $(ARGS)
 
 test: $(VENV)/.test  ## everything that must pass (ARGS= goes to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.test  ## format, lint, types, spelling
 	$(BIN)/ruff format --check .
