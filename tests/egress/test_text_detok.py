@@ -496,15 +496,19 @@ def test_r102_a_new_state_starts_clean(finish: Any) -> None:
 
 
 def test_r103_states_live_with_their_owner_and_no_table_evicts_them() -> None:
+    def alive() -> int:
+        gc.collect()
+        return [type(thing).__name__ for thing in gc.get_objects()].count("DetokenizerState")
+
+    # Other tests of this process may still hold states of theirs (in a traceback, a fixture).
+    others = alive()
     detok = Detokenizer(byte_values())
     old = detok.open()
     old.push([0xF0])
     for _ in range(20_000):
         detok.open().push([104], LENGTH)
     assert old.push(list("👍".encode())[1:]).text == "👍"
-    gc.collect()
-    kinds = [type(thing).__name__ for thing in gc.get_objects()]
-    assert kinds.count("DetokenizerState") <= 1
+    assert alive() <= others + 1
 
 
 def test_a_batch_must_match_its_states() -> None:
