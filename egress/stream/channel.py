@@ -22,13 +22,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
 
 from egress.errors import SinkClosed, SinkFull, Truncated
 from egress.stream.fold import merge_events
 from egress.stream.item import Control, Done, EgressItem, Error, Frame
 from egress.stream.sink import EgressSink
+from egress.stream.waker import Waker, forget, waker_of
 from egress.wire.event import ChunkEvent
 
 __all__ = ["ChannelSink", "ChannelSource", "channel", "send_frames"]
@@ -39,8 +39,6 @@ YIELD_EVERY = 64
 
 # A tuple made once: isinstance with a union makes the union each time, for half a microsecond.
 _ITEMS = (Frame, Done, Control, Error)
-
-_Waker: TypeAlias = Callable[[], None]
 
 
 class _Run:
@@ -77,7 +75,7 @@ class _Channel:
         self.capacity = capacity
         self.max_tokens = max_tokens
         self.queue: deque[EgressItem | _Run] = deque()
-        self.wakers: deque[_Waker] = deque()
+        self.wakers: deque[Waker] = deque()
         # Written by the sink. Tokens of all frames so far; a frame without ids counts as one, so that there
         # are never more frames than tokens.
         self.sent_tokens = 0
@@ -308,7 +306,7 @@ class ChannelSource:
             self._unsuspended = 0
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            waker = _waker(loop, future)
+            waker = waker_of(loop, future)
             channel.wakers.append(waker)
             try:
                 # SYNC: after the waker is left; see try_send. What came, or ended, the next take tells.
@@ -317,7 +315,7 @@ class ChannelSource:
             finally:
                 # Whoever finished the future took the waker out; a cancelled wait leaves it.
                 if future.cancelled() or not future.done():
-                    _forget(channel.wakers, waker)
+                    forget(channel.wakers, waker)
         self._unsuspended += 1
         return item
 
@@ -348,12 +346,34 @@ class ChannelSource:
                         return item
                     raise TimeoutError(f"no item came in {timeout} s")
             finally:
-                _forget(channel.wakers, gate.release)
+                forget(channel.wakers, gate.release)
         return item
 
     def try_recv(self) -> EgressItem | None:
         """The next item, or None when nothing waits; never raises for the end, which `recv` tells."""
         return self._channel.take(tell_end=False)
+
+    def on_next(self, waker: Waker) -> bool:
+        """Have `waker` called, once, when an item comes or none will come any more.
+
+        It is called in the sender's thread, in the midst of sending: it must not raise, and leaves the taking
+        to a later step. A reader that is called back need not be a task that is woken.
+
+        Returns:
+            False: there is something to tell already, so `waker` was not left behind; a sender in another
+            thread may be calling it just now all the same.
+        """
+        channel = self._channel
+        channel.wakers.append(waker)
+        # SYNC: after the waker is left; see try_send.
+        if not channel.queue and channel.is_open:
+            return True
+        forget(channel.wakers, waker)
+        return False
+
+    def forget(self, waker: Waker) -> None:
+        """Take back a waker given to `on_next`; one that was called already is no matter."""
+        forget(self._channel.wakers, waker)
 
     def close(self) -> None:
         """Take nothing more and drop what waits; the sink's next `try_send` raises SinkClosed."""
@@ -415,30 +435,3 @@ def channel(capacity: int = 64, max_tokens: int = 4096) -> tuple[ChannelSink, Ch
         raise ValueError(f"capacity and max_tokens must be at least 1, got {capacity} and {max_tokens}")
     shared = _Channel(capacity, max_tokens)
     return ChannelSink(shared), ChannelSource(shared)
-
-
-def _forget(wakers: deque[_Waker], waker: _Waker) -> None:
-    # A sender may have taken it meanwhile.
-    with contextlib.suppress(ValueError):
-        wakers.remove(waker)
-
-
-def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> _Waker:
-    thread = threading.get_ident()
-
-    def wake() -> None:
-        try:
-            if threading.get_ident() == thread:
-                _finish(future)
-            else:
-                loop.call_soon_threadsafe(_finish, future)
-        except RuntimeError:
-            # The loop was closed under its waiting reader: there is nobody to wake.
-            return
-
-    return wake
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -357,3 +357,66 @@ def test_two_threads_lose_nothing_at_any_switch(capacity: int) -> None:
         sys.setswitchinterval(interval)
     assert got == [*range(COUNT), -1]
     assert source.n_waiting_tokens == 0
+
+
+def test_a_callback_is_called_once_and_only_for_what_it_has_not_seen() -> None:
+    sink, source = channel()
+    called: list[int] = []
+    assert source.on_next(lambda: called.append(source.n_waiting))
+    sink.try_send(frame(1))
+    sink.try_send(frame(2))
+    assert called == [1]
+    assert not source.on_next(lambda: called.append(-1))
+    assert len(drain(source)) == 2
+    assert source.on_next(lambda: called.append(7))
+    sink.try_send(done())
+    assert called == [1, 7]
+    assert not source.on_next(lambda: called.append(-1))
+    assert len(drain(source)) == 1
+    # Nothing waits, but there is something to tell.
+    assert not source.on_next(lambda: called.append(-1))
+    assert called == [1, 7]
+
+
+def test_a_callback_taken_back_is_not_called_and_one_left_learns_of_the_end() -> None:
+    sink, source = channel()
+    called: list[str] = []
+
+    def taken_back() -> None:
+        called.append("taken back")
+
+    def left() -> None:
+        called.append("left")
+
+    assert source.on_next(taken_back)
+    assert source.on_next(left)
+    source.forget(taken_back)
+    source.forget(taken_back)
+    sink.close()
+    assert called == ["left"]
+    assert not source.on_next(left)
+
+
+def test_callbacks_across_threads_miss_nothing() -> None:
+    """Between looking and leaving a waker, or in the midst of both, an item is never overlooked."""
+    count = 20_000
+    sink, source = channel(8, 1 << 30)
+
+    def send() -> None:
+        for number in range(count):
+            sink.try_send(frame(number))
+        sink.try_send(done())
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    got: list[int] = []
+    called = threading.Semaphore(0)
+    while not got or got[-1] != -1:
+        for item in drain(source):
+            got += ids(item)
+        if got and got[-1] == -1:
+            break
+        if source.on_next(called.release):
+            assert called.acquire(timeout=30)
+    sender.join()
+    assert got == [*range(count), -1]
