@@ -93,7 +93,14 @@ class Server:
 
     def children(self) -> dict[str, list[int]]:
         """Pids of the shards and of the workers, by role."""
-        found: dict[str, list[int]] = {"shard": [], "worker": []}
+        return self._children("shard", "worker")
+
+    def template_pid(self) -> int | None:
+        """Of the process that the children are forked from; None while there is none."""
+        return next(iter(self._children("template")["template"]), None)
+
+    def _children(self, *roles: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {role: [] for role in roles}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = " ".join(child.cmdline())

@@ -1,6 +1,6 @@
 """What produces tokens: the protocol, two engines that ship, and loading one by name."""
 
-from egress.engine.load import load_engine
+from egress.engine.load import load_engine, prepare_engine
 from egress.engine.ngram import NGramEngine
 from egress.engine.protocol import Engine, EngineRequest, TokenBatch, verify_request
 from egress.engine.replay import ReplayEngine
@@ -12,5 +12,6 @@ __all__ = [
     "ReplayEngine",
     "TokenBatch",
     "load_engine",
+    "prepare_engine",
     "verify_request",
 ]

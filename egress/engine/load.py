@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from egress.engine.ngram import NGramEngine
+from egress.engine.ngram import NGramEngine, keep_model
 from egress.engine.protocol import Engine
 from egress.engine.replay import ReplayEngine
 from egress.errors import ValidationError
 from egress.text import Tokenizer
 
-__all__ = ["load_engine"]
+__all__ = ["load_engine", "prepare_engine"]
 
 Factory = Callable[[Tokenizer, dict[str, Any]], Any]
 
@@ -37,6 +37,18 @@ def load_engine(name: str, tokenizer: Tokenizer, options: dict[str, Any] | None 
             factory raises by itself passes through.
     """
     return _checked(name, _factory(name)(tokenizer, dict(options or {})))
+
+
+def prepare_engine(name: str, tokenizer: Tokenizer, options: dict[str, Any] | None = None) -> None:
+    """Do now what `load_engine` in a process forked later would do once more, where that is safe.
+
+    A foreign engine is left alone: it may start threads or take a device, and neither survives a fork.
+
+    Raises:
+        ValidationError: as `load_engine` does.
+    """
+    if name == "ngram":
+        keep_model(tokenizer, dict(options or {}))
 
 
 def _factory(name: str) -> Factory:

@@ -16,7 +16,7 @@ give equal vectors, contexts that share their last tokens give similar ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from egress.errors import ValidationError
 from egress.text import Tokenizer
 from egress.wire import FinishReason, Length, Stop
 
-__all__ = ["NGramEngine"]
+__all__ = ["NGramEngine", "keep_model"]
 
 Ints = NDArray[np.int64]
 
@@ -58,24 +58,17 @@ class NGramEngine:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: dict[str, Any]) -> None:
-        reader = OptionReader("ngram", options)
-        path = reader.text("corpus")
-        order = reader.integer("order", 5, 2, 8)
-        novelty = reader.number("novelty", 0.1, 0.001, 10.0)
-        self.hidden_size: int | None = reader.integer("hidden_size", 0, 0, 4096) or None
-        seed = reader.integer("seed", -1, -1, 2**63 - 1)
-        reader.finish()
-        text = default_text() if path is None else read_text(path, "corpus")
+        setup = _Setup(options)
+        self.hidden_size: int | None = setup.hidden_size or None
+        self.model = _learned(tokenizer, setup.text, setup.order, setup.novelty).model
         self._tokenizer = tokenizer
-        ids = text_ids(text, tokenizer)
-        self.model = NGramModel(ids, tokenizer.vocab_size, order, novelty, holes(tokenizer))
         self._ends = end_ids(tokenizer)
         self._is_end = np.zeros(tokenizer.vocab_size, np.bool_)
         self._is_end[self._ends] = True
         # An answer to an empty prompt, or in a chat, begins as the documents of the text do.
         self._blank = self.model.read(self.model.start(), self._ends[:1])[0][-1:]
         self._opening = answer_opening(tokenizer)
-        self._random = np.random.default_rng(None if seed < 0 else seed)
+        self._random = np.random.default_rng(None if setup.seed < 0 else setup.seed)
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._distributions: dict[tuple[int, int], Distribution] = {}
         self._has_gone = False
@@ -255,6 +248,53 @@ class NGramEngine:
         if all(run.hidden is None for run in runs):
             return []
         return [None if reason is None else run.hidden for run, reason in zip(runs, reasons, strict=True)]
+
+
+class _Setup:
+    """The options of an engine, read and checked."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        reader = OptionReader("ngram", options)
+        path = reader.text("corpus")
+        self.order = reader.integer("order", 5, 2, 8)
+        self.novelty = reader.number("novelty", 0.1, 0.001, 10.0)
+        self.hidden_size = reader.integer("hidden_size", 0, 0, 4096)
+        self.seed = reader.integer("seed", -1, -1, 2**63 - 1)
+        reader.finish()
+        self.text = default_text() if path is None else read_text(path, "corpus")
+
+
+class _Learned(NamedTuple):
+    """A model, and all that it is a function of."""
+
+    tokenizer: Tokenizer
+    text: str
+    order: int
+    novelty: float
+    model: NGramModel
+
+
+# Empty, or what `keep_model` left for the processes that are forked later; nothing changes a model.
+_kept: list[_Learned] = []
+
+
+def keep_model(tokenizer: Tokenizer, options: dict[str, Any]) -> None:
+    """Learn now what engines with these options learn, for those made later, here or in forked processes.
+
+    Raises:
+        ValidationError: as `NGramEngine` does.
+    """
+    setup = _Setup(options)
+    _kept[:] = [_learned(tokenizer, setup.text, setup.order, setup.novelty)]
+
+
+def _learned(tokenizer: Tokenizer, text: str, order: int, novelty: float) -> _Learned:
+    for kept in _kept:
+        if kept.tokenizer is tokenizer and kept[1:4] == (text, order, novelty):
+            return kept
+    ids = text_ids(text, tokenizer)
+    model = NGramModel(ids, tokenizer.vocab_size, order, novelty, holes(tokenizer))
+    return _Learned(tokenizer, text, order, novelty, model)
 
 
 def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:

@@ -1,8 +1,9 @@
 """How a child process of the supervisor begins: its standard input is the lifeline, its first line the
-settings."""
+settings, and its tokenizer perhaps already there."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import select
 import signal
@@ -12,8 +13,9 @@ import sys
 from egress.serve import logs
 from egress.serve.config import Settings
 from egress.serve.lifeline import Failed, Lifeline, Lost, Start
+from egress.text import LoadedTokenizer, load_tokenizer
 
-__all__ = ["announce_failure", "take_start"]
+__all__ = ["announce_failure", "take_start", "tokenizer_of"]
 
 log = logging.getLogger(__name__)
 
@@ -53,3 +55,16 @@ def announce_failure(lifeline: Lifeline, message: str) -> int:
     except Lost:
         log.error("%s", message)
     return 1
+
+
+def tokenizer_of(settings: Settings) -> LoadedTokenizer:
+    """The server's tokenizer, loaded once: in a child that was forked it is the template's.
+
+    Raises:
+        EgressError, ValueError, ImportError, OSError: see `load_tokenizer`.
+    """
+    return _loaded(settings.tokenizer)
+
+
+# A server has one tokenizer; what could not be loaded is tried again.
+_loaded = functools.lru_cache(maxsize=1)(load_tokenizer)

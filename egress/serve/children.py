@@ -1,26 +1,25 @@
 """One child of the supervisor: its process, its lifeline, and what to do when either ends.
 
 A child is *starting* until it says that it is ready, then *up*; when its process ends it is *down* until its
-back-off has passed. Back-off doubles with every end that came soon after the start, and is forgotten by a
-child that lived for a while.
+back-off has passed. After a life in which it worked for a while there is none: its clients wait. Ends that
+come sooner double it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
 
 from egress.serve import logs
 from egress.serve.config import Settings
+from egress.serve.forks import Process, Template
 from egress.serve.lifeline import Drain, Failed, Lifeline, Lost, Ping, Pong, Ready, Start
 from egress.serve.metrics import forget_process
 
-__all__ = ["Child"]
+__all__ = ["START_S", "Child"]
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +27,9 @@ FIRST_BACKOFF_S = 0.1
 # A shard is to be back within 5 s of its death, loading included; a child that keeps dying is tried this
 # often.
 LAST_BACKOFF_S = 2.0
-# A life longer than this was no failed start.
-SETTLED_S = 10.0
+# A child that was up for so long did not fail by itself at its start, and another is worth starting at once:
+# one that dies of every tenth request is no busier than this.
+SETTLED_S = 1.0
 # Loading a tokenizer and building an engine may take long; a child that has said nothing by then is stuck.
 START_S = 300.0
 
@@ -41,18 +41,18 @@ class Child:
         role, index: "shard" or "worker", and which.
         settings: the server's.
         listen_fd: the listening socket, for a worker.
-        environment: of the process.
+        template: makes its processes.
     """
 
     def __init__(
-        self, role: str, index: int, settings: Settings, listen_fd: int | None, environment: dict[str, str]
+        self, role: str, index: int, settings: Settings, listen_fd: int | None, template: Template
     ) -> None:
         self.role = role
         self.index = index
         self._settings = settings
         self._listen_fd = listen_fd
-        self._environment = environment
-        self.process: subprocess.Popen[bytes] | None = None
+        self._template = template
+        self.process: Process | None = None
         self.lifeline: Lifeline | None = None
         self.pidfd = -1
         self.is_up = False
@@ -60,7 +60,7 @@ class Child:
         self.rings: list[str] = []
         self.restarts = 0
         self.start_at = 0.0
-        self._started = 0.0
+        self._up_at = 0.0
         self._backoff_s = FIRST_BACKOFF_S
         self._number = 0
         self._pinged = 0.0
@@ -76,21 +76,9 @@ class Child:
 
     def start(self, now: float) -> None:
         """Make the process and send it its first line."""
-        lifeline, theirs = Lifeline.pair()
-        pass_fds = () if self._listen_fd is None else (self._listen_fd,)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"egress.serve.{self.role}"],
-                stdin=theirs.fileno(),
-                pass_fds=pass_fds,
-                env=self._environment,
-                # Ctrl-C in a terminal reaches its foreground process group: the supervisor alone is to
-                # answer.
-                process_group=0,
-            )
+        self.process, self.lifeline = self._template.spawn(self.role, self._listen_fd)
         self.pidfd = os.pidfd_open(self.process.pid)
-        self.lifeline = lifeline
-        self._started = self._answered = now
+        self._answered = now
         self._send(
             Start(
                 index=self.index,
@@ -144,17 +132,20 @@ class Child:
         if self.lifeline is not None:
             self.lifeline.close()
             self.lifeline = None
-        if now - self._started > SETTLED_S:
+        if self.is_up and now - self._up_at >= SETTLED_S:
             self._backoff_s = FIRST_BACKOFF_S
+            self.start_at = now
+        else:
+            self.start_at = now + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
         self.is_up = False
-        self.start_at = now + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
         return status
 
     def _hear(self, report: Any, now: float) -> None:
         self._answered = now
         if isinstance(report, Ready):
             self.is_up = True
+            self._up_at = now
             self.rings = report.rings
         elif isinstance(report, Failed):
             self.failure = report.message

@@ -28,7 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         instance: name of this server, unique on the machine; first part of all its rings' names.
         host, port: where the API listens; port 0 takes a free one.
-        shards: engine and detokenizer processes. Each loads the tokenizer (about 80 MB for the default one).
+        shards: engine and detokenizer processes. Those of one server share one loaded tokenizer (about 80 MB
+            for the default one) and have about 10 MB of their own, plus what their engine takes.
         workers: API processes. Each (shard, worker) pair costs two rings.
         tokenizer: a name that an installed package ships, or a path to a tokenizer.json.
         skip_tokenizer_init: token ids in, token ids out; no text anywhere.

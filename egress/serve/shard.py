@@ -22,13 +22,13 @@ import ringbuf
 from egress.engine import Engine, TokenBatch, load_engine
 from egress.errors import MalformedFrame
 from egress.serve import logs
-from egress.serve.child import announce_failure, take_start
+from egress.serve.child import announce_failure, take_start, tokenizer_of
 from egress.serve.config import Settings
 from egress.serve.lifeline import Drain, Lifeline, Lost, Ping, Pong, Ready
 from egress.serve.metrics import FLUSH_S, ShardMetrics
 from egress.serve.peers import Peer
 from egress.serve.roster import Roster
-from egress.text import Tokenizer, load_tokenizer
+from egress.text import Tokenizer
 from egress.wire import Abort as AbortReason
 from egress.wire.requests import Abort, AbortClient, Control, Generate, Hello, Request, decode_request
 
@@ -83,7 +83,7 @@ class Shard:
         """
         settings = self._settings
         # The engine is built from it even where no text leaves the shard.
-        self._tokenizer = load_tokenizer(settings.tokenizer)
+        self._tokenizer = tokenizer_of(settings)
         self._engine = load_engine(settings.engine, self._tokenizer, dict(settings.engine_options))
         self._step_s = max(self._step_s, getattr(self._engine, "step_s", 0.0))
         detokenizing = None if settings.skip_tokenizer_init else self._tokenizer

@@ -1,8 +1,9 @@
 """The supervisor: starts the shards and the workers, keeps them alive, and ends them in order.
 
-It holds the listening socket and the name of the instance, serves nothing itself, and touches no ring. Its
-loop waits on the children's lifelines and pidfds and on its own signals; the only timer is the next ping or
-restart.
+It holds the listening socket and the name of the instance, serves nothing itself, and touches no ring. It
+starts one template process first, which loads what all children need and is then forked for each of them
+(`egress.serve.template`); a template's end touches no child. The loop waits on the children's lifelines and
+pidfds and on its own signals; the only timer is the next ping or restart.
 
 Ending. The first SIGTERM or SIGINT closes the socket and gives the workers `drain_s` seconds for what they
 have begun; the second ends what still runs at once; the third kills. Shards end after the workers. Whatever
@@ -26,8 +27,9 @@ import msgspec
 
 from egress.errors import EgressError
 from egress.serve import logs
-from egress.serve.children import Child
+from egress.serve.children import START_S, Child
 from egress.serve.config import Settings
+from egress.serve.forks import Template, adopt_orphans, reap_strays
 from egress.serve.instances import Instance, free_shm_bytes, reap_dead
 
 __all__ = ["StartError", "Supervisor", "serve"]
@@ -64,10 +66,13 @@ class Supervisor:
         )
         self._listener = listener
         environment = dict(os.environ, PROMETHEUS_MULTIPROC_DIR=self.settings.metrics_dir)
-        self._shards = [Child("shard", i, self.settings, None, environment) for i in range(settings.shards)]
+        self._template = template = Template(self.settings, environment)
+        self._shards = [Child("shard", i, self.settings, None, template) for i in range(settings.shards)]
         self._workers = [
-            Child("worker", i, self.settings, listener.fileno(), environment) for i in range(settings.workers)
+            Child("worker", i, self.settings, listener.fileno(), template) for i in range(settings.workers)
         ]
+        # Children wait for the first template to have loaded, or to have failed at it; never for a later one.
+        self._load_by = 0.0
         self._selector = selectors.DefaultSelector()
         self._signals = 0
         self._was_ready = False
@@ -95,9 +100,9 @@ class Supervisor:
         """
         with self._signal_wakeups():
             try:
-                now = time.monotonic()
-                for child in self._children:
-                    self._start(child, now)
+                if adopt_orphans(True):
+                    self._start_template()
+                    self._load_by = time.monotonic() + START_S
                 while self._children_run() or not self._signals:
                     self._turn()
                     if not self._was_ready and all(child.is_up for child in self._children):
@@ -105,6 +110,7 @@ class Supervisor:
                         on_ready()
             finally:
                 self._end_children()
+                adopt_orphans(False)
                 self._selector.close()
 
     def _turn(self) -> None:
@@ -116,25 +122,28 @@ class Supervisor:
         if self._signals:
             self._drain_on(now)
             return
-        for child in self._children:
-            if child.process is None and child.start_at <= now:
-                child.restarts += 1
-                log.info("restarting %s", child, extra=logs.fields(restarts=child.restarts))
-                self._start(child, now)
+        if now >= self._load_by:
+            for child in self._children:
+                if child.process is None and child.start_at <= now:
+                    self._start(child, now)
         if now >= self._next_ping:
             self._next_ping = now + self.settings.ping_s
             for child in self._children:
                 child.ping(now)
+            reap_strays(pid for pid in self._pids() if pid is not None)
 
     def _next_timer(self) -> float:
         if self._signals:
             return self._deadline
-        waiting = [child.start_at for child in self._children if child.process is None]
+        waiting = [max(child.start_at, self._load_by) for child in self._children if child.process is None]
         return min([self._next_ping, *waiting])
 
     # Children
 
     def _start(self, child: Child, now: float) -> None:
+        if child.start_at:
+            child.restarts += 1
+            log.info("restarting %s", child, extra=logs.fields(restarts=child.restarts))
         child.start(now)
         assert child.lifeline is not None
         self._selector.register(child.lifeline, selectors.EVENT_READ, lambda at: self._listen(child, at))
@@ -167,11 +176,41 @@ class Supervisor:
         )
 
     def _forget(self, fd: int) -> None:
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # it was forgotten before, or closed
             self._selector.unregister(fd)
 
     def _children_run(self) -> bool:
         return any(child.process is not None for child in self._children)
+
+    def _pids(self) -> list[int | None]:
+        template = self._template.process
+        return [*(child.pid for child in self._children), None if template is None else template.pid]
+
+    # The template
+
+    def _start_template(self) -> None:
+        self._template.start()
+        self._selector.register(self._template, selectors.EVENT_READ, self._hear_template)
+        self._selector.register(self._template.pidfd, selectors.EVENT_READ, self._bury_template)
+
+    def _hear_template(self, now: float) -> None:
+        """It is ready, or has ended; it says nothing else unasked."""
+        self._forget(self._template.fileno())
+        self._template.receive()
+        if self._template.is_ready:
+            self._load_by = 0.0
+
+    def _bury_template(self, now: float) -> None:
+        """Start another, but after one that never became ready: it would fail again."""
+        has_loaded = self._template.has_loaded
+        self._forget(self._template.fileno())
+        self._forget(self._template.pidfd)
+        status = self._template.ended()
+        self._load_by = 0.0
+        if not self._signals:
+            log.error("the template ended", extra=logs.fields(status=_status_text(status)))
+            if has_loaded:
+                self._start_template()
 
     # The end
 
@@ -179,6 +218,8 @@ class Supervisor:
         """Go on with ending: workers first, then shards, and kill what is over its time."""
         if not self._draining and self._listener.fileno() >= 0:
             self._listener.close()
+            self._forget(self._template.fileno())
+            self._template.leave()
         workers = [child for child in self._workers if child.process is not None]
         running = workers or [child for child in self._shards if child.process is not None]
         if running and running[0] not in self._draining:
@@ -199,6 +240,9 @@ class Supervisor:
     def _end_children(self) -> None:
         """After an error, or as a last resort: let nothing outlive this."""
         self._listener.close()
+        self._template.kill()
+        if self._template.process is not None:
+            self._template.ended()
         for child in self._children:
             child.kill()
             if child.process is not None:

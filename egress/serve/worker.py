@@ -21,14 +21,13 @@ import uvloop
 
 import ringbuf
 from egress.errors import EgressError
-from egress.serve.child import announce_failure, take_start
+from egress.serve.child import announce_failure, take_start, tokenizer_of
 from egress.serve.config import Settings
 from egress.serve.http import create_app
 from egress.serve.lifeline import Drain, Lifeline, Lost, Ping, Pong, Ready
 from egress.serve.links import Link
 from egress.serve.metrics import WorkerMetrics
 from egress.serve.router import Router
-from egress.text import load_tokenizer
 
 __all__ = ["Worker", "main"]
 
@@ -88,7 +87,7 @@ class Worker:
         self._router = Router(settings, epoch, self._links, self._metrics, self._detach)
         self._app = create_app(
             self._router,
-            None if settings.skip_tokenizer_init else load_tokenizer(settings.tokenizer),
+            None if settings.skip_tokenizer_init else tokenizer_of(settings),
             settings,
             self._metrics,
         )
@@ -233,11 +232,16 @@ class Worker:
         metrics.flush()
 
 
-def main() -> int:
-    """Run one worker under its supervisor; returns the exit status."""
+def main(listen_fd: int | None = None) -> int:
+    """Run one worker under its supervisor; returns the exit status.
+
+    Args:
+        listen_fd: the listening socket where it is not the descriptor that the first line names.
+    """
     lifeline, start, settings = take_start("worker")
     try:
-        worker = Worker(settings, start.index, lifeline, socket.socket(fileno=start.listen_fd))
+        listener = socket.socket(fileno=start.listen_fd if listen_fd is None else listen_fd)
+        worker = Worker(settings, start.index, lifeline, listener)
     except (EgressError, ringbuf.RingError, ImportError, OSError, ValueError) as error:
         return announce_failure(lifeline, f"worker {start.index}: {type(error).__name__}: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

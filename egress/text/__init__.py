@@ -6,6 +6,7 @@ from egress.text.matcher import StopMatcher
 from egress.text.tokenizers import (
     DEFAULT_TOKENIZER,
     ByteTokenizer,
+    LoadedTokenizer,
     Tokenizer,
     known_tokenizers,
     load_tokenizer,
@@ -18,6 +19,7 @@ __all__ = [
     "Delta",
     "Detokenizer",
     "DetokenizerState",
+    "LoadedTokenizer",
     "StopMatcher",
     "Tokenizer",
     "chatml",

@@ -17,7 +17,14 @@ from egress.text.decoders import check_id
 from egress.text.huggingface import load_file
 from egress.text.vocabulary import checked_text, decode_bytes
 
-__all__ = ["DEFAULT_TOKENIZER", "ByteTokenizer", "Tokenizer", "known_tokenizers", "load_tokenizer"]
+__all__ = [
+    "DEFAULT_TOKENIZER",
+    "ByteTokenizer",
+    "LoadedTokenizer",
+    "Tokenizer",
+    "known_tokenizers",
+    "load_tokenizer",
+]
 
 DEFAULT_TOKENIZER = "qwen"
 
@@ -58,6 +65,28 @@ class Tokenizer(Protocol):
 
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves the token out."""
+
+
+class LoadedTokenizer(Tokenizer, Protocol):
+    """What `load_tokenizer` returns: the protocol, and what the API workers ask for beyond it."""
+
+    @property
+    def name(self) -> str:
+        """What it was asked for by, or the file it came from."""
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of all ids at once; DetokenizeError for an id outside the vocabulary."""
+
+    def token_text(self, token_id: int) -> str:
+        """The id decoded alone, special tokens kept; "" for one that cannot be."""
+
+    def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **context: Any) -> str:
+        """The prompt for `messages`; ValidationError where they are malformed, or refused."""
 
 
 class ByteTokenizer:
@@ -154,7 +183,7 @@ def known_tokenizers() -> list[str]:
     return sorted(_QWEN_NAMES)
 
 
-def load_tokenizer(name_or_path: str | Path = DEFAULT_TOKENIZER) -> ByteTokenizer | Any:
+def load_tokenizer(name_or_path: str | Path = DEFAULT_TOKENIZER) -> LoadedTokenizer:
     """Load a tokenizer from an installed package or a file; never from the network.
 
     Args:
@@ -163,7 +192,7 @@ def load_tokenizer(name_or_path: str | Path = DEFAULT_TOKENIZER) -> ByteTokenize
             same: write ./qwen for that.
 
     Returns:
-        A Tokenizer with, beyond the protocol, name, chat(), decode() and token_text(). The files
+        A Tokenizer with, beyond that protocol, name, chat(), decode() and token_text(). The files
         tokenizer_config.json, chat_template.jinja, generation_config.json and config.json beside a
         tokenizer.json tell its chat template and its end tokens.
 

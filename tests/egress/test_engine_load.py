@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engine_kit import TINY, answer_to
 
-from egress.engine import Engine, NGramEngine, ReplayEngine, load_engine
+from egress.engine import Engine, NGramEngine, ReplayEngine, load_engine, prepare_engine
 from egress.errors import ValidationError
 
 MODULE = """
@@ -53,6 +53,29 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, name, raising=False)
     return name
+
+
+def test_what_was_prepared_is_learned_once(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("one two three", encoding="utf-8")
+    options = {"corpus": str(text), "order": "3"}
+    prepare_engine("ngram", TINY, options)
+    one, other = (load_engine("ngram", TINY, options) for _ in range(2))
+    assert isinstance(one, NGramEngine)
+    assert isinstance(other, NGramEngine)
+    assert one.model is other.model
+    for changed in ({**options, "order": "4"}, {**options, "novelty": "1"}, {"order": "3"}):
+        engine = load_engine("ngram", TINY, changed)
+        assert isinstance(engine, NGramEngine)
+        assert engine.model is not one.model
+    text.write_text("four five six", encoding="utf-8")
+    engine = load_engine("ngram", TINY, options)
+    assert isinstance(engine, NGramEngine)
+    assert engine.model is not one.model
+
+
+def test_foreign_engines_are_not_prepared() -> None:
+    prepare_engine("no.such:factory", TINY, {})
 
 
 def test_built_in_names() -> None:

@@ -111,7 +111,7 @@ def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> None:
     with start(tmp_path) as server:
         server.wait_ready()
         tree = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(tree) >= 4
+        assert len(tree) == 5  # the template is one
         server.process.kill()
         server.process.wait()
         assert not psutil.wait_procs(tree, timeout=20 * SLOWNESS)[1]
@@ -183,6 +183,80 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_aborted(tmp_path: Path
         wait_until(server.is_ready, 60, "readiness")
         for _ in range(8):
             assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
+
+
+def successor(server: Server, role: str, before: list[int]) -> int:
+    """The pid of the one new child of this role, once there are as many as before."""
+    wait_until(
+        lambda: len(now := server.children()[role]) == len(before) and set(now) != set(before),
+        20,
+        f"another {role}",
+    )
+    [new] = set(server.children()[role]) - set(before)
+    return new
+
+
+def test_a_killed_template_is_replaced_and_no_child_notices(tmp_path: Path) -> None:
+    with start(tmp_path) as server:
+        server.wait_ready()
+        short = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        readers = [Reader(server, short) for _ in range(6)]
+        wait_until(lambda: server.metric("egress_requests_running") == 6, 20, "running requests")
+        children, template = server.children(), server.template_pid()
+        assert template is not None
+        os.kill(template, signal.SIGKILL)
+        for reader in readers:
+            reader.join(20 * SLOWNESS)
+            assert reader.events[-1] == "[DONE]", reader.error
+        wait_until(lambda: server.template_pid() not in (None, template), 20, "another template")
+        assert server.children() == children
+        os.kill(children["shard"][0], signal.SIGKILL)
+        successor(server, "shard", children["shard"])
+        wait_until(server.is_ready, 60, "readiness")
+
+
+def test_children_come_back_whatever_the_template_does(tmp_path: Path) -> None:
+    with start(tmp_path) as server:
+        server.wait_ready()
+        template, before = server.template_pid(), server.children()
+        assert template is not None
+        # Just dead: the child is started by itself, or by the next template, whichever is there first.
+        for pid in (template, before["shard"][0]):
+            os.kill(pid, signal.SIGKILL)
+        successor(server, "shard", before["shard"])
+        wait_until(server.is_ready, 60, "the shard's return")
+        # Stuck: it is given up after a while.
+        wait_until(lambda: server.template_pid() not in (None, template), 20, "another template")
+        time.sleep(2 * SLOWNESS)
+        template, before = server.template_pid(), server.children()
+        assert template is not None
+        os.kill(template, signal.SIGSTOP)
+        os.kill(before["worker"][0], signal.SIGKILL)
+        successor(server, "worker", before["worker"])
+        wait_until(server.is_ready, 60, "the worker's return")
+        wait_until(lambda: server.template_pid() not in (None, template), 20, "another template")
+        assert "the template does not fork" in server.output()
+
+
+def test_a_template_that_dies_while_it_loads_stops_no_start(tmp_path: Path) -> None:
+    with start(tmp_path, shards=1, workers=1) as server:
+        os.kill(wait_until(server.template_pid, 20, "the template"), signal.SIGKILL)
+        server.wait_ready()
+        assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
+        assert "the template ended" in server.output()
+
+
+def test_forked_shards_draw_other_numbers(tmp_path: Path) -> None:
+    with start(tmp_path, "--engine", "tests.processes.drawing:make") as server:
+        server.wait_ready()
+        drawn = [server.get(f"/server_info?shard={shard}")["engine_info"]["drawn"] for shard in (0, 1)]
+        victim = server.shard_pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        successor(server, "shard", server.children()["shard"])
+        wait_until(server.is_ready, 60, "the shard's return")
+        drawn.append(server.get("/server_info?shard=0")["engine_info"]["drawn"])
+        for kind in range(2):
+            assert len({numbers[kind] for numbers in drawn}) == 3, drawn
 
 
 def test_a_stopped_shard_is_slow_and_not_dead(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""A child's back-off, by the length of the life that ended; the template's and the plain way to make one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support import MS, wait_until
+
+from egress.serve.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, SETTLED_S, Child
+from egress.serve.config import Settings
+from egress.serve.forks import Process, Template, adopt_orphans, reap_strays
+from egress.serve.lifeline import Lifeline, Ready
+
+SLEEP = "import time; time.sleep(600)"
+
+
+class Sleepers(Template):
+    """Makes processes that do nothing; keeps the other ends of their lifelines."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings(), {})
+        self.ends: list[Lifeline] = []
+
+    def spawn(self, role: str, listen_fd: int | None) -> tuple[Process, Lifeline]:
+        lifeline, theirs = Lifeline.pair()
+        self.ends.append(Lifeline(theirs, is_child=True))
+        return subprocess.Popen([sys.executable, "-S", "-c", SLEEP]), lifeline
+
+
+@pytest.fixture
+def template() -> Iterator[Sleepers]:
+    sleepers = Sleepers()
+    yield sleepers
+    for end in sleepers.ends:
+        end.close()
+
+
+@pytest.fixture
+def child(template: Sleepers) -> Iterator[Child]:
+    made = Child("shard", 0, Settings(), None, template)
+    yield made
+    if made.process is not None:
+        made.kill()
+        made.ended(0.0)
+
+
+def live(child: Child, template: Sleepers, at: float, up_s: float | None) -> float:
+    """Start at `at`, be up after a second for `up_s` (None: never), die; seconds until the next start."""
+    child.start(at)
+    ended = at + 1.0
+    if up_s is not None:
+        template.ends[-1].send(Ready())
+        child.receive(at + 1.0)
+        assert child.is_up
+        ended += up_s
+    child.kill()
+    assert child.ended(ended) == -signal.SIGKILL
+    assert not child.is_up
+    return child.start_at - ended
+
+
+def test_a_life_that_worked_is_followed_at_once(child: Child, template: Sleepers) -> None:
+    for _ in range(3):
+        assert live(child, template, 100.0, SETTLED_S) == 0.0
+
+
+def test_short_lives_are_followed_later_and_later(child: Child, template: Sleepers) -> None:
+    waits = [live(child, template, 100.0, up_s) for up_s in (None, 0.5, 0.0, None, None, None, None)]
+    assert waits == pytest.approx([min(FIRST_BACKOFF_S * 2**n, LAST_BACKOFF_S) for n in range(7)])
+    assert live(child, template, 100.0, SETTLED_S + 1) == 0.0
+    assert live(child, template, 100.0, None) == pytest.approx(FIRST_BACKOFF_S)
+
+
+def test_what_falls_to_us_and_is_nobodys_is_reaped_and_nothing_else() -> None:
+    ours = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    reap_strays([ours.pid])
+    assert ours.wait() == 0
+    assert adopt_orphans(True)
+    try:
+        reader, writer = os.pipe()
+        # It leaves a child that ends at once.
+        code = f"import os; pid = os.fork(); pid and os.write({writer}, b'%d' % pid)"
+        subprocess.run([sys.executable, "-S", "-c", code], pass_fds=[writer], check=True)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            stray = int(pipe.read())
+
+        def is_gone() -> bool:
+            reap_strays([])
+            return not os.path.exists(f"/proc/{stray}")
+
+        wait_until(is_gone, 1000 * MS, "the stray's end")
+    finally:
+        assert adopt_orphans(False)
