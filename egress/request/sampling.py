@@ -66,7 +66,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     Attributes:
         max_new_tokens: tokens at most; None = no limit of its own.
         stop, stop_regex: as the client gave them, as lists; None once normalized (see stop_strs).
-        stop_token_ids: ids that end the answer, never empty; one outside the vocabulary has no effect.
+        stop_token_ids: ids that end the answer, never empty.
         temperature, top_p, top_k, min_p: as everywhere; greedy is temperature 1 with top_k 1.
         frequency_penalty, presence_penalty, repetition_penalty, logit_bias: logit_bias maps decimal ids.
         min_new_tokens: no stop of any kind before so many tokens.
@@ -237,7 +237,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         """Hold every field to its range; the first failure wins, and NaN fails every range.
 
         Args:
-            vocab_size: ids of logit_bias are below it.
+            vocab_size: ids of logit_bias and stop_token_ids are below it.
 
         Raises:
             ValidationError: names the field, its range and the value.
@@ -280,6 +280,10 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
             raise _outside("n", "1", self.n)
         if self.beam_width is not None and self.beam_width != 1:
             raise _outside("beam_width", "1", self.beam_width)
+        # Last: the order of the others is SGLang's, which lets these through to the engine.
+        for token_id in self.stop_token_ids or ():
+            if not 0 <= token_id < vocab_size:
+                raise _outside("stop_token_ids", f"ids in [0, {vocab_size - 1}]", token_id)
 
     def to_wire(self) -> list[Any]:
         """All fields by position, unset as None; its lists and dicts are the struct's own, not copies."""

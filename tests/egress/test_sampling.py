@@ -275,6 +275,18 @@ def test_bias_keys_are_below_the_vocabulary(key: str) -> None:
     assert admitted({"logit_bias": {"0": 1, "999": -1}}).logit_bias == {"0": 1.0, "999": -1.0}
 
 
+@pytest.mark.parametrize("token_id", [-1, 1000, 2**31, 2**63 - 1, -(2**63)])
+def test_stop_token_ids_are_in_the_vocabulary(token_id: int) -> None:
+    with pytest.raises(ValidationError) as refused:
+        admitted({"stop_token_ids": [0, token_id]})
+    assert str(refused.value) == f"stop_token_ids must be ids in [0, 999], got {token_id}"
+    assert refused.value.field == "stop_token_ids"
+    assert admitted({"stop_token_ids": [0, 999]}).stop_token_ids == [0, 999]
+    # It comes after all that SGLang checks.
+    with pytest.raises(ValidationError, match="n must be 1"):
+        admitted({"stop_token_ids": [token_id], "n": 2})
+
+
 GRAMMARS = ["json_schema", "regex", "ebnf", "structural_tag"]
 
 
