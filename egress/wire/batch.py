@@ -8,7 +8,7 @@ log-probabilities or hidden states. egress.wire.accept makes batches.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import index
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ __all__ = ["Batch", "Place", "Reasons", "places_of"]
 Reasons: TypeAlias = list[FinishReason | None]
 Place: TypeAlias = int | slice | None
 
-_NO_REASONS = repeat(None)
+_NONES = repeat(None)
 _ONES = repeat(1)
 _BLANKS = repeat("")
 # Per field of ChunkExtras, what a request without that column gets. The empty lists are shared like the empty
@@ -66,19 +66,9 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     def __iter__(self) -> Iterator[ChunkEvent]:
         if len(self.rids) == 1:
             return iter((self._event(0),))
-        counts = _ONES if self._counts is None else self._counts
-        columns: list[Iterable[Any]] = [
-            self.rids,
-            _NO_REASONS if self._reasons is None else self._reasons,
-            self._prompts,
-            counts,
-            counts if self._completions is None else self._completions,
-            repeat(self._column),
-            self._places,
-        ]
-        if self._texts is not None or self._families:
-            columns.append(_BLANKS if self._texts is None else self._texts)
-            columns.append(self._extras(range(len(self.rids))))
+        n = len(self.rids)
+        extras = self._extras(range(n)) if self._families else None
+        columns = self._columns(_whole, repeat(self._column), self._places, extras)
         return map(ChunkEvent, *columns)
 
     def __getitem__(self, i: int) -> ChunkEvent:
@@ -129,24 +119,16 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         else:
             cells = cut_ids(self.token_ids, self._counts)
 
-        def wanted(column: Sequence[Any]) -> Iterable[Any]:
-            return column if at is None else map(column.__getitem__, at)
-
-        columns: list[Iterable[Any]] = [
-            wanted(self.rids),
-            _NO_REASONS if self._reasons is None else wanted(self._reasons),
-            wanted(self._prompts),
-            _ONES if self._counts is None else wanted(self._counts),
-        ]
-        if self._completions is not None:
-            columns.append(wanted(self._completions))
+        if at is None:
+            columns = self._columns(_whole, _NONES, cells, readers)
         else:
-            columns.append(_ONES if self._counts is None else wanted(self._counts))
-        columns += (repeat(None), wanted(cells))
-        if self._texts is not None or readers is not None:
-            columns.append(_BLANKS if self._texts is None else wanted(self._texts))
-        if readers is not None:
-            columns.append(wanted(readers))
+
+            def wanted(column: Sequence[Any]) -> Iterable[Any]:
+                return map(column.__getitem__, at)
+
+            columns = self._columns(
+                wanted, _NONES, wanted(cells), None if readers is None else wanted(readers)
+            )
         return list(map(ChunkEvent, *columns))
 
     @property
@@ -161,13 +143,13 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         count = 1 if self._counts is None else self._counts[at]
         return ChunkEvent(
             self.rids[at],
-            None if self._reasons is None else self._reasons[at],
             self._prompts[at],
+            self._places[at],
+            self._column,
+            "" if self._texts is None else self._texts[at],
+            None if self._reasons is None else self._reasons[at],
             count,
             count if self._completions is None else self._completions[at],
-            self._column,
-            self._places[at],
-            "" if self._texts is None else self._texts[at],
             self._extras((at,))[0] if self._families else None,
         )
 
@@ -177,21 +159,39 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         def picked(column: Sequence[Any]) -> Iterator[Any]:
             return map(column.__getitem__, at)
 
-        columns: list[Iterable[Any]] = [
-            picked(self.rids),
-            _NO_REASONS if self._reasons is None else picked(self._reasons),
-            picked(self._prompts),
-            _ONES if self._counts is None else picked(self._counts),
-        ]
-        if self._completions is not None:
-            columns.append(picked(self._completions))
-        else:
-            columns.append(_ONES if self._counts is None else picked(self._counts))
-        columns += (repeat(self._column), picked(self._places))
-        if self._texts is not None or self._families:
-            columns.append(_BLANKS if self._texts is None else picked(self._texts))
-            columns.append(self._extras(at))
+        extras = self._extras(at) if self._families else None
+        columns = self._columns(picked, repeat(self._column), picked(self._places), extras)
         return list(map(ChunkEvent, *columns))
+
+    def _columns(
+        self,
+        picked: Callable[[Sequence[Any]], Iterable[Any]],
+        column: Iterable[Any],
+        places: Iterable[Any],
+        extras: Iterable[Any] | None,
+    ) -> list[Iterable[Any]]:
+        """The columns ChunkEvents are made of, as far as any of the frame's events differs from the defaults.
+
+        Args:
+            picked: gives the entries wanted of a column with one entry per request.
+            column, places, extras: of these events; extras None: they have none.
+        """
+        counts, completions = self._counts, self._completions
+        columns = [picked(self.rids), picked(self._prompts), places, column]
+        differ = extras is not None or counts is not None or completions is not None
+        if differ or self._reasons is not None or self._texts is not None:
+            columns.append(_BLANKS if self._texts is None else picked(self._texts))
+        if differ or self._reasons is not None:
+            columns.append(_NONES if self._reasons is None else picked(self._reasons))
+        if differ:
+            columns.append(_ONES if counts is None else picked(counts))
+            if completions is not None:
+                columns.append(picked(completions))
+            else:
+                columns.append(_ONES if counts is None else picked(counts))
+        if extras is not None:
+            columns.append(extras)
+        return columns
 
     def _extras(self, at: Sequence[int]) -> list[ChunkExtras | None]:
         """Make the extras of the requests at these places, None for a request without any entry.
@@ -212,6 +212,10 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         for slot, extras in zip(slots, map(ChunkExtras, *columns.values()), strict=False):
             found[slot] = extras
         return found
+
+
+def _whole(column: Sequence[Any]) -> Sequence[Any]:
+    return column
 
 
 def places_of(n: int) -> Sequence[int]:

@@ -89,17 +89,18 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     Events are compared by identity and never change. Make one by hand with ChunkEvent.make.
     """
 
-    # The batch codec fills these by position, one `map` over the columns; see egress.wire.batch.
+    # The batch codec fills these by position, one `map` over the columns; see egress.wire.batch. What nearly
+    # all events of a step have in common comes last: a default costs less than one more column.
     rid: str
-    finish_reason: FinishReason | None
     prompt_tokens: int
-    n_tokens: int
-    completion_tokens: int
     # Of a window: the frame's ids, and where these lie, None being all of them. Without a column the place is
     # the event's own: one id, or bytes (first of several, maybe) that begin with its ids.
-    _column: I32Array | None
     _place: Any
+    _column: I32Array | None = None
     text: str = ""
+    finish_reason: FinishReason | None = None
+    n_tokens: int = 1
+    completion_tokens: int = 1
     _extras: ChunkExtras | _Reader | None = None
 
     @property
@@ -156,7 +157,7 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         column: I32Array = np.asarray(token_ids, I32)
         count = len(column)
         produced = count if completion_tokens is None else completion_tokens
-        return cls(rid, finish_reason, prompt_tokens, count, produced, column, None, text, extras)
+        return cls(rid, prompt_tokens, None, column, text, finish_reason, count, produced, extras)
 
     def detach(self) -> ChunkEvent:
         """Give the same event over arrays of its own, so that it may outlive the frame.
@@ -168,13 +169,13 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         extras = self.extras
         return ChunkEvent(
             self.rid,
-            self.finish_reason,
             self.prompt_tokens,
+            None,
+            self.token_ids.copy(),
+            self.text,
+            self.finish_reason,
             self.n_tokens,
             self.completion_tokens,
-            self.token_ids.copy(),
-            None,
-            self.text,
             None if extras is None else extras.detach(),
         )
 
