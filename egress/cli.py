@@ -125,9 +125,8 @@ def bench_command(as_json: bool, **values: Any) -> None:
 def main() -> int:
     """Run the command line; the exit status: 0 done, 1 failed, 2 wrong usage."""
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
+        # The status of an Exit is what comes back; of a command that ends by itself, None.
+        return cli(standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -136,7 +135,6 @@ def main() -> int:
     except EgressError as error:
         click.echo(f"egress: {error}", err=True)
         return 1
-    return 0
 
 
 if __name__ == "__main__":
