@@ -19,7 +19,8 @@ from bench.pipeline_steps import Step
 from egress.stream import channel
 from egress.stream.item import EgressItem, Frame
 from egress.stream.ring_sink import RingSink
-from egress.stream.ring_source import RingSource, Route
+from egress.stream.ring_source import RingSource
+from egress.stream.routes import Route
 from egress.wire.requests import Hello
 
 RING_BYTES = 64 << 20

@@ -26,7 +26,8 @@ from egress.serve.metrics import WorkerMetrics
 from egress.stream import channel
 from egress.stream.item import Control as ControlItem
 from egress.stream.item import Done, EgressItem, Error
-from egress.stream.ring_source import RingSource, Route
+from egress.stream.ring_source import RingSource
+from egress.stream.routes import Route
 from egress.wire.requests import Control, Generate, Hello
 
 __all__ = ["Router"]

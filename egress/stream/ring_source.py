@@ -7,6 +7,9 @@ floods its ring nor a burst can keep the others waiting, and a handler gets to t
 its sink counts as full. Events are detached before they are queued: a frame is given back to its ring in
 the turn that read it, however long a client takes to read.
 
+A ring's frames name the same requests step after step, so each ring has a `_Lane`: what was found out about
+the last frame's requests, taken over stretch by stretch as long as nothing else has changed.
+
 A request is known by its `Route`, from the moment it is sent until its one terminal item is queued. What
 arrives for an rid without a route is late: dropped and counted.
 """
@@ -22,9 +25,11 @@ import msgspec
 
 import ringbuf
 from egress.errors import MalformedFrame, SinkClosed, SinkFull
-from egress.stream.channel import send_frames
 from egress.stream.item import Control, Done, EgressItem, Error
-from egress.wire import Batch, ChunkEvent, Failure, Result, decode
+from egress.stream.many import Many, send_frames
+from egress.stream.routes import ItemSink, Route, Routes
+from egress.wire import Batch, ChunkEvent, Failure, Result, Tag, decode
+from egress.wire.recall import Recall, Stretches
 from egress.wire.requests import Hello, RequestTag, decode_request
 
 __all__ = ["Counts", "FrameReader", "ItemSink", "RingSource", "Route", "Upstream"]
@@ -35,13 +40,6 @@ MALFORMED = "internal error: malformed scheduler output frame"
 MAX_KINDS_SAID = 64
 
 _sink_of = attrgetter("sink")
-
-
-class ItemSink(Protocol):
-    """What a route leads to: the sending end of `egress.channel`."""
-
-    def try_send(self, item: EgressItem) -> None:
-        """Queue `item`; SinkFull, SinkClosed."""
 
 
 class FrameReader(Protocol):
@@ -72,24 +70,6 @@ class Upstream(Protocol):
         """The shard died, or its ring ended or is not to be trusted; all it wrote before was led on."""
 
 
-class Route:
-    """One request of this worker.
-
-    Attributes:
-        rid, shard: who it is and who works on it.
-        sink: where its items go.
-        tokens: ids in its events so far, before trimming; 0 unless the source counts them.
-    """
-
-    __slots__ = ("rid", "shard", "sink", "tokens")
-
-    def __init__(self, rid: str, shard: int, sink: ItemSink) -> None:
-        self.rid = rid
-        self.shard = shard
-        self.sink = sink
-        self.tokens = 0
-
-
 class Counts(msgspec.Struct):
     """What a source has seen, since it was made; only ever growing."""
 
@@ -100,6 +80,25 @@ class Counts(msgspec.Struct):
     unnamed: int = 0
     sink_full: int = 0
     sink_closed: int = 0
+
+
+class _Lane:
+    """One ring, and what is known of the requests in its last frame.
+
+    Attributes:
+        ring: where the frames come from.
+        recall: reads them.
+        many: the channels of the requests that `recall` knows, in its order; None: not all of them have one.
+        changes: of the routes, when `many` was looked up.
+    """
+
+    __slots__ = ("changes", "many", "recall", "ring")
+
+    def __init__(self, ring: FrameReader) -> None:
+        self.ring = ring
+        self.recall = Recall()
+        self.many: Many | None = None
+        self.changes = -1
 
 
 class RingSource:
@@ -124,19 +123,19 @@ class RingSource:
         self._turn_frames = turn_frames
         self._turn_events = turn_events
         self._counts_tokens = counts_tokens
-        self._rings: dict[int, FrameReader] = {}
+        self._lanes: dict[int, _Lane] = {}
         self._first = 0
         self._said: set[str] = set()
-        self.routes: dict[str, Route] = {}
+        self.routes = Routes()
         self.counts = Counts()
 
     def attach(self, shard: int, ring: FrameReader) -> None:
         """Read this shard's frames from `ring` from now on."""
-        self._rings[shard] = ring
+        self._lanes[shard] = _Lane(ring)
 
     def detach(self, shard: int) -> None:
         """Read no more from this shard's ring."""
-        self._rings.pop(shard, None)
+        self._lanes.pop(shard, None)
 
     def turn(self) -> bool:
         """Take what is there, within the bound, and lead it on.
@@ -144,7 +143,7 @@ class RingSource:
         Returns:
             Whether the bound was reached, so that more may wait: come again after the handlers have run.
         """
-        shards = list(self._rings)
+        shards = list(self._lanes)
         if not shards:
             return False
         # Another ring comes first each time, or the bound would always cut off the same one.
@@ -169,7 +168,7 @@ class RingSource:
     def fail(self, rids: Sequence[str], message: str, status_code: int) -> list[Route]:
         """End these requests with an error; those that have ended already are left alone."""
         error = Error(message, status_code)
-        routes = [route for rid in rids if (route := self.routes.pop(rid, None)) is not None]
+        routes = [route for rid in rids if (route := self.routes.ended(rid)) is not None]
         for route in routes:
             self._end(route, error)
         return routes
@@ -179,11 +178,11 @@ class RingSource:
         return self.fail([r.rid for r in self.routes.values() if r.shard == shard], message, status_code)
 
     def _next(self, shard: int) -> ringbuf.Frame | None:
-        ring = self._rings.get(shard)
-        if ring is None:  # detached by what an earlier frame of this turn brought
+        lane = self._lanes.get(shard)
+        if lane is None:  # detached by what an earlier frame of this turn brought
             return None
         try:
-            frames = ring.read_many(1)
+            frames = lane.ring.read_many(1)
         except ringbuf.RingError as error:
             self._upstream.ring_failed(shard, error)
             return None
@@ -193,31 +192,87 @@ class RingSource:
         self.counts.frames += 1
         tag = frame.tag
         try:
-            if tag == RequestTag.HELLO:
+            if tag == Tag.BATCH:
+                lane = self._lanes[shard]
+                self._lead_batch(shard, lane, lane.recall.decode(frame.payload))
+            elif tag == RequestTag.HELLO:
                 hello = decode_request(tag, frame.payload)
                 assert isinstance(hello, Hello)
                 self._upstream.greeted(shard, hello)
             else:
-                self._lead(shard, decode(tag, frame.payload))
+                self._lead(decode(tag, frame.payload))
         except MalformedFrame as error:
             self._reject(shard, error)
 
-    def _lead(self, shard: int, message: Batch | Result | Failure) -> None:
-        if isinstance(message, Batch):
-            self._lead_batch(shard, message)
-        elif (route := self.routes.pop(message.rid, None)) is None:
+    def _lead(self, message: Batch | Result | Failure) -> None:
+        assert not isinstance(message, Batch)
+        if (route := self.routes.ended(message.rid)) is None:
             self.counts.late += 1
         elif isinstance(message, Failure):
             self._end(route, Error(message.message, message.status_code))
         else:
             self._end(route, Control(bytes(message.payload)))
 
-    def _lead_batch(self, shard: int, batch: Batch) -> None:
+    def _lead_batch(self, shard: int, lane: _Lane, batch: Batch) -> None:
+        self.counts.events += len(batch)
+        endings = batch.endings
+        many = self._many(lane, batch)
+        lane.many, lane.changes = None, self.routes.changes
+        if many is None or self._counts_tokens or batch.most_tokens > many.unit:
+            self._lead_each(shard, batch, endings)
+        else:
+            self._lead_many(shard, many, batch, endings)
+        if endings:
+            going_on = _around(endings, len(batch))
+            lane.recall.keep(going_on)
+            if many is not None:
+                many.keep(going_on)
+        lane.many = many
+
+    def _many(self, lane: _Lane, batch: Batch) -> Many | None:
+        """The channels of this frame's requests, in its order; None if any of them has none, or not one for
+        itself."""
+        kept: Stretches = lane.recall.kept
+        many = lane.many
+        if many is None or not kept or lane.changes != self.routes.changes:
+            return self._many_of(batch.rids)
+        if kept[0] != (0, len(many)):
+            many.keep(kept)
+        if len(many) < len(batch):
+            newcomers = self._many_of(batch.rids[len(many) :])
+            if newcomers is None:
+                return None
+            many.add(newcomers)
+            if not many.is_distinct:
+                return None
+        return many
+
+    def _many_of(self, rids: Sequence[str]) -> Many | None:
+        routes = list(map(self.routes.get, rids))
+        return None if None in routes else Many.of(list(map(_sink_of, routes)))
+
+    def _lead_many(self, shard: int, many: Many, batch: Batch, endings: list[int]) -> None:
+        """Lead events to their channels, all at once but for those that end or have no room."""
+        events = batch.own()
+        full: list[Route] = []
+        no_room = many.without_room()
+        if no_room:
+            no_room = sorted({*no_room} - {*endings})
+            # Those that have no route any more have ended, and take nothing.
+            led = [(route, events[at]) for at in no_room if (route := self.routes.get(batch.rids[at]))]
+            self.counts.late += len(no_room) - len(led)
+            self._send([route for route, _ in led], [event for _, event in led], full)
+        for place in endings:
+            self._finish(events[place])
+        many.send(events, (*endings, *no_room))
+        if full:
+            self._overflow(shard, full)
+
+    def _lead_each(self, shard: int, batch: Batch, endings: list[int]) -> None:
+        """Lead events one by one: some may be late, or their sinks of any kind."""
         counts = self.counts
-        counts.events += len(batch)
         found: list[Any] = list(map(self.routes.get, batch.rids))
         at: list[int] | None = None
-        endings = batch.endings
         if None in found:
             at = [place for place, route in enumerate(found) if route is not None]
             counts.late += len(found) - len(at)
@@ -234,7 +289,7 @@ class RingSource:
         start = 0
         for place in endings:
             self._send(found[start:place], events[start:place], full)
-            self._finish(found[place], events[place])
+            self._finish(events[place])
             start = place + 1
         self._send(found[start:] if start else found, events[start:] if start else events, full)
         if full:
@@ -244,7 +299,7 @@ class RingSource:
         """Send frames; routes whose sinks refuse are forgotten, those that were full are added to `full`."""
         for event, error in send_frames(map(_sink_of, routes), events):
             # Gone already if the frame names a request twice.
-            route = self.routes.pop(event.rid, None)
+            route = self.routes.ended(event.rid)
             if route is None:
                 self.counts.late += 1
             elif isinstance(error, SinkFull):
@@ -252,8 +307,9 @@ class RingSource:
             else:
                 self.counts.sink_closed += 1
 
-    def _finish(self, route: Route, event: ChunkEvent) -> None:
-        if self.routes.pop(event.rid, None) is None:
+    def _finish(self, event: ChunkEvent) -> None:
+        route = self.routes.ended(event.rid)
+        if route is None:
             self.counts.late += 1
         else:
             self._end(route, Done(event))
@@ -283,3 +339,9 @@ class RingSource:
         except SinkClosed:
             self.counts.sink_closed += 1
         self._upstream.ended(route, item)
+
+
+def _around(places: Sequence[int], n: int) -> Stretches:
+    """The stretches of 0 to n - 1 without these places."""
+    starts = [0, *[place + 1 for place in places]]
+    return [(start, end) for start, end in zip(starts, [*places, n], strict=True) if start < end]

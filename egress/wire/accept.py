@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,10 +33,10 @@ from egress.wire.finish_reason import FinishReason, is_plain
 from egress.wire.messages import UNREADABLE
 from egress.wire.tags import Tag
 
-__all__ = ["decode_batch"]
+__all__ = ["RawHeader", "accept_bulk", "decode_batch", "read_raw"]
 
 # bytes are read as they are: cutting a small header out of them costs less than a view of it.
-_Body: TypeAlias = bytes | memoryview
+Body: TypeAlias = bytes | memoryview
 
 _WHOLE: list[Place] = [None]
 _NO_ITEMS = msgspec.Raw(b"\x90")
@@ -66,9 +66,33 @@ class _BulkHeader(msgspec.Struct, array_like=True, gc=False):
     completion_tokens: msgspec.Raw = _NO_ITEMS
 
 
+class RawHeader(msgspec.Struct, array_like=True, gc=False):
+    """As _BulkHeader, rids and prompt lengths left as bytes as well; see egress.wire.recall."""
+
+    rids: msgspec.Raw
+    finish_reasons: msgspec.Raw
+    prompt_tokens: msgspec.Raw
+    tok_lens: msgspec.Raw
+    out_lp_lens: msgspec.Raw = _NO_ITEMS
+    in_lp_lens: msgspec.Raw = _NO_ITEMS
+    out_top_reqlens: msgspec.Raw = _NO_ITEMS
+    out_top_poslens: msgspec.Raw = _NO_ITEMS
+    in_top_reqlens: msgspec.Raw = _NO_ITEMS
+    in_top_poslens: msgspec.Raw = _NO_ITEMS
+    out_tid_reqlens: msgspec.Raw = _NO_ITEMS
+    out_tid_poslens: msgspec.Raw = _NO_ITEMS
+    in_tid_reqlens: msgspec.Raw = _NO_ITEMS
+    in_tid_poslens: msgspec.Raw = _NO_ITEMS
+    hidden_reqlens: msgspec.Raw = _NO_ITEMS
+    hidden_poslens: msgspec.Raw = _NO_ITEMS
+    texts: list[str] = []
+    completion_tokens: msgspec.Raw = _NO_ITEMS
+
+
 _header_len = struct.Struct("<I").unpack_from
 _decode_header: Callable[[Any], Header] = msgspec.msgpack.Decoder(Header).decode
 _decode_bulk: Callable[[Any], _BulkHeader] = msgspec.msgpack.Decoder(_BulkHeader).decode
+_decode_raw: Callable[[Any], RawHeader] = msgspec.msgpack.Decoder(RawHeader).decode
 _decode_reasons: Callable[[Any], list[dict[str, Any] | None]] = msgspec.msgpack.Decoder(
     list[dict[str, Any] | None]
 ).decode
@@ -100,7 +124,7 @@ def decode_batch(body: Any) -> Batch:
 
     Mirrors: sglang, rust/sglang-server/src/message/egress.rs; egress.md section 2.
     """
-    view: _Body = body if type(body) is bytes else _byte_view(body)
+    view: Body = body if type(body) is bytes else _byte_view(body)
     size = len(view)
     if size < WIDTH:
         raise MalformedFrame(f"{size} bytes are too few for a header length", (), Tag.BATCH)
@@ -110,10 +134,30 @@ def decode_batch(body: Any) -> Batch:
     header = view[WIDTH:data_at]
     try:
         if data_at > _BULK_BYTES and bytes(header[:3]).startswith(_BULK_ARITIES):
-            return _accept_bulk(view, data_at, _decode_bulk(header))
+            bulk = _decode_bulk(header)
+            return accept_bulk(view, data_at, bulk, bulk.rids, bulk.prompt_tokens)
         return _accept(view, data_at, _decode_header(header))
     except UNREADABLE as error:
         raise MalformedFrame(f"header: {error}", _named_rids(header), Tag.BATCH) from None
+
+
+def read_raw(body: Any) -> tuple[Body, int, RawHeader] | None:
+    """Open a large frame without the text columns of log-probabilities: its bytes, where its data begin, and
+    its header; None for any other frame.
+
+    Raises:
+        UNREADABLE: the header is not what it should be, or less is there than it says.
+    """
+    view: Body = body if type(body) is bytes else _byte_view(body)
+    if len(view) <= _BULK_BYTES:
+        return None
+    data_at = WIDTH + _header_len(view)[0]
+    if not _BULK_BYTES < data_at <= len(view):
+        return None
+    header = view[WIDTH:data_at]
+    if not bytes(header[:3]).startswith(_BULK_ARITIES):
+        return None
+    return view, data_at, _decode_raw(header)
 
 
 def _byte_view(body: Any) -> memoryview:
@@ -122,9 +166,18 @@ def _byte_view(body: Any) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _accept_bulk(view: _Body, data_at: int, header: _BulkHeader) -> Batch:
-    """Check a large frame, without making integers of columns that say the same for all requests."""
-    rids = header.rids
+def accept_bulk(
+    view: Body, data_at: int, header: _BulkHeader | RawHeader, rids: list[str], prompts: list[int]
+) -> Batch:
+    """Check a large frame, without making integers of columns that say the same for all requests.
+
+    Args:
+        view, data_at: the frame, and where its data begin.
+        rids, prompts: the columns of that name, already decoded.
+
+    Raises:
+        MalformedFrame, UNREADABLE: as decode_batch.
+    """
     n = len(rids)
     reasons: Reasons | None = None
     counts: list[int] | None = None
@@ -134,7 +187,7 @@ def _accept_bulk(view: _Body, data_at: int, header: _BulkHeader) -> Batch:
     if bytes(header.tok_lens) != _array_of(n, _ONE):
         counts = _decode_counts(header.tok_lens)
         _check_core("tok_lens", counts, rids)
-    _check_core("prompt_tokens", header.prompt_tokens, rids)
+    _check_core("prompt_tokens", prompts, rids)
     n_ids = n if counts is None else sum(counts)
     completions: list[int] | None = None
     families: list[FamilyColumns] = []
@@ -157,7 +210,6 @@ def _accept_bulk(view: _Body, data_at: int, header: _BulkHeader) -> Batch:
         column, places = token_ids.reshape(n, 1), places_of(n)
     else:
         places = _slices(counts)
-    prompts = header.prompt_tokens
     return Batch(
         rids, token_ids, reasons, prompts, counts, column, places, texts, completions or None, families
     )
@@ -173,7 +225,7 @@ def _counts_of(raw: msgspec.Raw, n: int) -> list[int]:
     return _decode_counts(raw)
 
 
-def _accept(view: _Body, data_at: int, header: Header) -> Batch:
+def _accept(view: Body, data_at: int, header: Header) -> Batch:
     """Check a frame of any columns."""
     rids = header.rids
     maps = header.finish_reasons
@@ -207,7 +259,7 @@ def _accept(view: _Body, data_at: int, header: Header) -> Batch:
     )
 
 
-def _take_data(view: _Body, data_at: int, n_ids: int, header: Header) -> tuple[I32Array, list[FamilyColumns]]:
+def _take_data(view: Body, data_at: int, n_ids: int, header: Header) -> tuple[I32Array, list[FamilyColumns]]:
     """Check the columns behind the core, and take all data."""
     sizes, n_values = _check_optional(header)
     if data_at + WIDTH * (n_ids + n_values) != len(view):
@@ -283,8 +335,14 @@ def _slices(counts: list[int]) -> list[Place]:
 
 
 def _classify(maps: list[dict[str, Any] | None]) -> Reasons:
-    """Turn reason maps into reasons."""
-    return [None if wire is None else _reason(wire) for wire in maps]
+    """Turn reason maps into reasons, in place; most are None."""
+    reasons: Any = maps
+    ended = list(compress(places_of(len(maps)), maps))
+    if len(ended) + maps.count(None) != len(maps):  # an empty map counts as false
+        return [None if wire is None else _reason(wire) for wire in maps]
+    for place in ended:
+        reasons[place] = _reason(reasons[place])
+    return reasons  # type: ignore[no-any-return]
 
 
 def _reason(wire: dict[str, Any]) -> FinishReason:
@@ -296,7 +354,7 @@ def _reason(wire: dict[str, Any]) -> FinishReason:
     return FinishReason.from_wire(wire)
 
 
-def _named_rids(header: _Body) -> list[str]:
+def _named_rids(header: Body) -> list[str]:
     """Every rid that an unreadable header names, whatever else it holds.
 
     The header must be one well-formed msgpack array, of any arity, and its first item an array; then every

@@ -132,11 +132,21 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         return list(map(ChunkEvent, *columns))
 
     @property
+    def prompts(self) -> list[int]:
+        """Tokens of each request's prompt."""
+        return self._prompts
+
+    @property
+    def most_tokens(self) -> int:
+        """Ids of the request that has most of them in this frame."""
+        return 1 if self._counts is None else max(self._counts, default=0)
+
+    @property
     def endings(self) -> list[int]:
         """The places of the requests that end with this frame, ascending."""
         if self._reasons is None:
             return []
-        return [place for place, reason in enumerate(self._reasons) if reason is not None]
+        return list(compress(places_of(len(self.rids)), self._reasons))
 
     def _event(self, at: int) -> ChunkEvent:
         """Make the event of the request at this place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import weakref
 from collections import deque
 
@@ -14,7 +15,8 @@ import ringbuf
 from egress.errors import SinkClosed, SinkFull
 from egress.stream import channel
 from egress.stream.item import Control, Done, Error, Frame
-from egress.stream.ring_source import MALFORMED, RingSource, Route
+from egress.stream.ring_source import MALFORMED, RingSource
+from egress.stream.routes import Route
 from egress.wire import Stop, Tag, encode_batch, encode_error, encode_result
 from egress.wire.requests import Hello, encode_request
 
@@ -314,3 +316,141 @@ def test_a_dead_shard_is_told_once_after_all_it_wrote_and_the_others_go_on(sourc
     assert source.turn() is False
     assert upstream.said == [("failed", 0, "PeerDead")]
     assert len(a.items) == len(b.items) == 1
+
+
+# -- steps of a running batch: many requests, and what was found out about them is taken over
+
+
+class Engine:
+    """Requests that come, go and are aborted, and what each of them should have got."""
+
+    def __init__(self, source, rng, shard=0):
+        self.source, self.rng, self.ring, self.shard = source, rng, Ring(), shard
+        self.running, self.readers, self.sent, self.reads = [], {}, {}, {}
+        source.attach(shard, self.ring)
+
+    def admit(self, count, **bounds):
+        for _ in range(count):
+            rid = f"s{self.shard}-{len(self.readers)}"
+            sink, self.readers[rid] = channel(**bounds)
+            self.source.routes[rid] = Route(rid, self.shard, sink)
+            self.running.append(rid)
+            self.sent[rid], self.reads[rid] = [], True
+
+    def step(self, ending=(), count=1):
+        """One frame; what the still routed will have got by it."""
+        ids = [[self.rng.randrange(1000)] * count for _ in self.running]
+        reasons = [Stop() if rid in ending else None for rid in self.running]
+        for rid, tokens in zip(self.running, ids, strict=True):
+            if rid in self.source.routes:
+                self.sent[rid] += tokens
+        self.ring.write(
+            Tag.BATCH,
+            encode_batch(
+                self.running, reasons, [len(rid) for rid in self.running], ids, texts=["x"] * len(ids)
+            ),
+        )
+        self.running = [rid for rid in self.running if rid not in ending]
+        self.source.turn()
+
+    def got(self, rid):
+        """(ids, the terminal item) of a request, as far as they wait."""
+        ids, last = [], None
+        while (item := self.readers[rid].try_recv()) is not None:
+            assert last is None
+            if isinstance(item, Frame | Done):
+                assert item.event.rid == rid
+                assert item.event.prompt_tokens == len(rid)
+                ids += item.event.token_ids.tolist()
+            last = item if item.is_terminal else None
+        return ids, last
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_comes_and_goes_each_gets_its_own(source, upstream, seed):
+    rng = random.Random(seed)
+    engines = [Engine(source, rng, shard) for shard in range(2)]
+    taken = {}
+    gone = set()
+    for engine in engines:
+        engine.admit(rng.choice([3, 20, 400]))
+    for _ in range(40):
+        for engine in engines:
+            engine.admit(rng.choice([0, 0, 1, 5]))
+            ending = {rid for rid in engine.running if rng.random() < 0.02}
+            if rng.random() < 0.3 and engine.running:
+                # A client leaves; its rows come on for a while, as long as the shard knows nothing of it.
+                rid = rng.choice(engine.running)
+                gone.add(rid)
+                if rng.random() < 0.5:
+                    engine.readers[rid].close()
+                if rng.random() < 0.7:
+                    source.routes.pop(rid, None)
+            if rng.random() < 0.2 and gone & set(engine.running):
+                engine.running = [rid for rid in engine.running if rid not in gone]
+            engine.step(ending, rng.choice([1, 1, 1, 1, 3, 70]))
+            for rid in engine.readers:
+                if rng.random() < 0.3:
+                    ids, last = engine.got(rid)
+                    taken.setdefault(rid, []).extend(ids)
+                    assert rid not in taken or last is None or rid not in engine.running
+    for engine in engines:
+        for rid in engine.readers:
+            ids = [*taken.get(rid, []), *engine.got(rid)[0]]
+            assert ids == engine.sent[rid] or rid in gone
+            assert ids == engine.sent[rid][: len(ids)]
+    assert source.counts.late > 0
+    assert source.counts.sink_full == 0
+    assert all(said[0] == "ended" for said in upstream.said)
+
+
+def test_a_slow_client_among_many_is_merged_then_fails_alone(source, upstream):
+    engine = Engine(source, random.Random(0))
+    engine.admit(30, capacity=4, max_tokens=20)
+    slow = engine.running[7]
+    for step in range(24):
+        engine.step()
+        for rid in engine.running:
+            if rid != slow:
+                ids, last = engine.got(rid)
+                assert len(ids) == 1
+                assert last is None
+        if step == 19:
+            assert engine.readers[slow].n_waiting == 4
+            assert engine.readers[slow].n_waiting_tokens == 20
+    ids, last = engine.got(slow)
+    assert ids == engine.sent[slow][:20]
+    assert last == Error("the client reads too slowly: its queue is full", 503)
+    assert upstream.said == [("abort", 0, [slow], "slow_client"), ("ended", slow, "Error")]
+    assert source.counts.late == 3
+
+
+def test_a_request_named_twice_among_many_ends_once(source, upstream):
+    engine = Engine(source, random.Random(0))
+    engine.admit(20)
+    engine.step()
+    engine.running.append("s0-3")
+    engine.step()
+    assert len(engine.got("s0-3")[0]) == 3
+    engine.step(ending={"s0-3"})
+    _, last = engine.got("s0-3")
+    assert isinstance(last, Done)
+    assert source.counts.late == 1
+    engine.step()
+    assert engine.got("s0-4")[0] == engine.sent["s0-4"]
+
+
+def test_an_error_frame_between_steps_ends_one_of_many(source, upstream):
+    engine = Engine(source, random.Random(0))
+    engine.admit(20)
+    engine.step()
+    engine.ring.write(Tag.ERROR, encode_error("s0-5", "undecodable"))
+    # Its row may come on in a frame that was under way.
+    engine.step()
+    engine.running.remove("s0-5")
+    engine.step()
+    ids, last = engine.got("s0-5")
+    assert last == Error("undecodable", 500)
+    assert len(ids) == 1
+    assert source.counts.late + source.counts.sink_closed == 1
+    assert len(engine.got("s0-6")[0]) == 3
