@@ -32,8 +32,9 @@
 
 enum { WORD = 8, FRAME_HEADER = 16, TAG_MASK = 0xFF, SHIFT_BIT = 8, SHIFT_MASK = 0xFF, LENGTH_BIT = 16 };
 enum { P_POS = 0, P_FRAMES = 1, P_FLOOR = 8, P_FLOOR_SEQ = 9, P_FLOOR_SEQ_POS = 10, P_WAITING = 16, P_STATE = 24 };
-enum { P_ENDED = 32, P_PADDING = 40, P_HIGH_WATER = 43, STATE_LIVE = 1 };
-enum { C_CURSOR = 0, C_STATE = 8, C_LEASES = 16, C_OLDEST_LEASE = 17, C_ATTACHMENT_BIT = 2 };
+enum { P_ENDED = 32, P_PADDING = 40, P_HIGH_WATER = 43, P_RUNG = 44, P_SKIPPED = 45, P_RUNG_GENERATIONS = 64 };
+enum { STATE_LIVE = 1, FLAGS_A_WORD = WORD };
+enum { C_CURSOR = 0, C_STATE = 8, C_LEASES = 16, C_OLDEST_LEASE = 17, C_WAKEUPS = 24, C_RUNG = 26, C_ATTACHMENT_BIT = 2 };
 enum { SLOT_FREE = 0, SLOT_LIVE = 2 };
 enum { PAGE = 4096, SLOT_PAGES = 3 * PAGE };
 
@@ -105,6 +106,7 @@ typedef struct {
     word *own;
     const char *data;
     bool fence, any_seq, attended, shut, forked, closing;
+    int bell; /* the producer's FIFO, -1 while only Python knows it */
     uint64_t leases;
     Frame *oldest, *newest;
     PyObject *idle, *corrupt, *wake_up, *is_forked, *last_ended;
@@ -141,6 +143,17 @@ static inline Frame *frame_new(size_t copied) {
 
 /* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */
 bool reader_drop(Reader *r, Frame *f);
+
+/* ------------------------------------------------------------------------------------- sleeping and waking */
+
+/* Wake the owner of a FIFO; false leaves it to Python. */
+bool ring_bell(int fd);
+
+/* Ring every consumer whose flag in wake word 0 says that it sleeps, as Sender.wake_up does; false leaves what is
+   left to that. */
+bool ring_parked(uint64_t wake, word *own, const int *bells);
+
+PyObject *reader_doze(PyObject *self, PyObject *args);
 
 /* ----------------------------------------------------------------------------------------- the factories */
 

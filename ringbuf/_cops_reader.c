@@ -13,7 +13,15 @@ static bool reader_release(Reader *r) {
     waker_barrier(r->fence);
     /* SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm. */
     uint64_t waiting = load(r->peer + P_WAITING);
-    return waiting == r->rung || ask(r->wake_up, &r->rung, "(K)", (unsigned long long)waiting);
+    if (waiting == r->rung)
+        return true;
+    if (!waiting || (r->bell >= 0 && !r->shut && ring_bell(r->bell))) {
+        r->rung = waiting;
+        if (waiting)
+            store(r->own + C_RUNG, load(r->own + C_RUNG) + 1);
+        return true;
+    }
+    return ask(r->wake_up, &r->rung, "(K)", (unsigned long long)waiting);
 }
 
 static void reader_link(Reader *r, Frame *f) {
@@ -219,6 +227,14 @@ static PyObject *attend(PyObject *self, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
+static PyObject *reader_keep_bell(PyObject *self, PyObject *fd) {
+    int kept = (int)PyLong_AsLong(fd);
+    if (PyErr_Occurred())
+        return NULL;
+    ((Reader *)self)->bell = kept;
+    Py_RETURN_NONE;
+}
+
 static PyObject *reader_position(PyObject *self, PyObject *Py_UNUSED(none)) {
     return PyLong_FromUnsignedLongLong(((Reader *)self)->position);
 }
@@ -261,6 +277,7 @@ PyObject *make_reader(PyObject *Py_UNUSED(module), PyObject *args, PyObject *nam
     r->position = r->ready = r->cursor = position;
     r->seq = (uint64_t)seq;
     r->any_seq = seq < 0;
+    r->bell = -1;
     r->fence = fence != Py_None;
     r->idle = Py_NewRef(idle);
     r->corrupt = Py_NewRef(corrupt_);
@@ -307,6 +324,8 @@ static PyMethodDef reader_methods[] = {
     {"read_many", read_many, METH_O, NULL},
     {"refresh", refresh, METH_NOARGS, NULL},
     {"attend", attend, METH_NOARGS, NULL},
+    {"doze", reader_doze, METH_VARARGS, "Sleep until something may be there; see wait.py."},
+    {"keep_bell", reader_keep_bell, METH_O, "Ring the producer through this descriptor from now on."},
     {"position", reader_position, METH_NOARGS, NULL},
     {"shut", reader_shut, METH_NOARGS, NULL},
     {"close", reader_close, METH_NOARGS, NULL},

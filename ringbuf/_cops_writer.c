@@ -15,6 +15,7 @@ typedef struct {
     char *data;
     size_t slots; /* that may be looked at without asking */
     bool many, fence, frozen, shut, was_full;
+    int bells[FLAGS_A_WORD]; /* the consumers' FIFOs, -1 while only Python knows one */
     PyObject *slow, *grant, *wake_up;
     Py_buffer own_page, wake_page, control_pages, evicted_words, data_pages;
 } Writer;
@@ -115,9 +116,12 @@ static inline bool writer_publish(Writer *w) {
     store_release(w->own + P_POS, w->position);
     waker_barrier(w->fence);
     /* SYNC: store P_POS, barrier, load the wake word; pairs with Sleeper.arm. */
-    if (w->many || load(w->wake) != w->rung)
-        return ask(w->wake_up, &w->rung, "()");
-    return true;
+    uint64_t wake = load(w->wake);
+    if (!w->many && (wake == w->rung || (!w->shut && ring_parked(wake, w->own, w->bells)))) {
+        w->rung = wake;
+        return true;
+    }
+    return ask(w->wake_up, &w->rung, "()");
 }
 
 static inline void writer_rewind(Writer *w) {
@@ -323,6 +327,16 @@ static PyObject *freeze(PyObject *self, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
+static PyObject *writer_keep_bell(PyObject *self, PyObject *args) {
+    Py_ssize_t slot;
+    int fd;
+    if (!PyArg_ParseTuple(args, "ni", &slot, &fd))
+        return NULL;
+    if (slot >= 0 && slot < FLAGS_A_WORD)
+        ((Writer *)self)->bells[slot] = fd;
+    Py_RETURN_NONE;
+}
+
 static PyObject *writer_shut(PyObject *self, PyObject *Py_UNUSED(none)) {
     ((Writer *)self)->shut = true;
     Py_RETURN_NONE;
@@ -360,6 +374,7 @@ PyObject *make_writer(PyObject *Py_UNUSED(module), PyObject *args, PyObject *nam
     w->position = w->limit = position;
     w->seq = seq;
     w->many = many;
+    memset(w->bells, -1, sizeof w->bells);
     w->fence = fence != Py_None;
     w->slow = Py_NewRef(slow);
     w->grant = Py_NewRef(grant);
@@ -411,6 +426,7 @@ static PyMethodDef writer_methods[] = {
     {"rewind", rewind_, METH_NOARGS, NULL},
     {"position", writer_position, METH_NOARGS, NULL},
     {"freeze", freeze, METH_NOARGS, NULL},
+    {"keep_bell", writer_keep_bell, METH_VARARGS, "Ring the consumer in a slot through this descriptor."},
     {"shut", writer_shut, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

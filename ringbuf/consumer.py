@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ringbuf import _ops
+from ringbuf._hooks import is_watched
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
 from ringbuf.frame import Frame
@@ -82,6 +83,9 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         watch.position = reader.position
         watch.refresh = reader.refresh
         watch.attend = reader.attend
+        if not is_watched():
+            watch.doze = getattr(reader, "doze", None)
+            seat.keep_bell = getattr(reader, "keep_bell", None)
         seat.tenure.shut = reader.shut
         self._seat = seat
         self._watch = watch

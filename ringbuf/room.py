@@ -43,7 +43,7 @@ from ringbuf.layout import (
     slot_page,
 )
 from ringbuf.tenure import Tenure
-from ringbuf.wait import Deadline, Sleeper, fence
+from ringbuf.wait import RUNG, Deadline, Sleeper, fence
 
 __all__ = ["Room"]
 
@@ -272,6 +272,8 @@ class Room:
             RingFull: not before the deadline; names the slowest consumer.
         """
         sleeper = self.sleeper
+        # Whether a consumer may be dead; see Watch.wait.
+        doubt = False
         try:
             sleeper.arm()
             while True:
@@ -283,26 +285,29 @@ class Room:
                     raise self.full(need, deadline.waited())
                 # Whoever was joining when room was looked for may have joined since, and rings nobody for it.
                 unsure = self.joining
-                lifelines = self._lifelines()
+                lifelines = self._lifelines(doubt)
                 unsure = unsure or self.joining
                 step("room.nap")
-                if sleeper.nap(lifelines, min(remaining, _UNSURE_S) if unsure else remaining):
+                woken = sleeper.nap(lifelines, min(remaining, _UNSURE_S) if unsure else remaining)
+                doubt = woken != RUNG
+                if woken:
                     layout.add(self.own, layout.P_WAKEUPS, 1)
                     sleeper.arm()
         finally:
             sleeper.disarm()
 
-    def _lifelines(self) -> list[int]:
+    def _lifelines(self, doubt: bool) -> tuple[int, ...]:
         """What reports an error when a consumer dies, for every one that lives."""
         found = []
         for _, slot in self._cursors(self.own[layout.P_POS]):
             bell = self.tenure.bell(consumer_party(slot))
-            if not bell.is_cut():
-                found.append(bell.fileno())
+            fd = bell.fileno()
+            if fd >= 0 and not (doubt and bell.is_cut()):
+                found.append(fd)
             elif not self._is_dead(slot, self._state_word(slot)):
                 # Between opening its FIFO and taking its slot, or the other way round.
                 self.joining = True
-        return found
+        return tuple(found)
 
     def full(self, need: int, waited: float) -> RingFull:
         """The error that says who is in the way."""

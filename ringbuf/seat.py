@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 from ringbuf import layout
@@ -88,6 +89,7 @@ class Seat:
     __slots__ = (
         "_wake",
         "data",
+        "keep_bell",
         "name",
         "own",
         "peer",
@@ -103,6 +105,8 @@ class Seat:
         geometry = segment.geometry
         barrier, self.waker_fence = barrier_for(segment.name, geometry.barrier)
         self.name = segment.name
+        # Of a body that rings by itself, once it knows how.
+        self.keep_bell: Callable[[int], None] | None = None
         self.peer = segment.words(PRODUCER_PAGE, "producer")
         self._wake = memoryview(map_pages(fd, WAKE_PAGE, PAGE, writable=True))
         self.data = map_pages(fd, geometry.data_offset, geometry.data_bytes, writable=False)
@@ -194,7 +198,9 @@ class Seat:
         """Ring a producer that waits for room; its generation, which is then rung."""
         if generation:
             step("read.ring")
-            self.tenure.bell(PRODUCER).ring()
+            bell = self.tenure.bell(PRODUCER)
+            if bell.ring() and self.keep_bell is not None:
+                self.keep_bell(bell.fileno())
             layout.add(self.own, C_RUNG, 1)
         return generation
 
@@ -219,6 +225,8 @@ class Seat:
             return False
         step("detach.begin")
         self._wake[self.slot] = 0
+        # Its body calls back here; this ends the cycle.
+        self.keep_bell = None
         return True
 
     def vacate(self) -> None:

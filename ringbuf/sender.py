@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from ringbuf import _ops, layout
-from ringbuf._hooks import step, wrap_words
+from ringbuf._hooks import is_watched, step, wrap_words
 from ringbuf.doorbell import PRODUCER, OwnBell, consumer_party
 from ringbuf.errors import FrameInUse, RingFull
 from ringbuf.layout import PAGE, PRODUCER_PAGE, WAKE_PAGE, WORD, check_fits, check_tag, shift_for
@@ -45,6 +45,7 @@ class Sender:
     __slots__ = (
         "_claim_open",
         "_fence",
+        "_keep_bell",
         "_rung",
         "_slots",
         "_wake",
@@ -96,6 +97,8 @@ class Sender:
             fence=self._fence,
         )
         self.tenure.shut = self.writer.shut
+        # Of a body that rings by itself, once it knows how.
+        self._keep_bell = None if is_watched() else getattr(self.writer, "keep_bell", None)
 
     # ---------------------------------------------------------------------------------------------- writing
 
@@ -209,7 +212,9 @@ class Sender:
                         layout.add(self.own, layout.P_SKIPPED, 1)
                     else:
                         step("write.ring")
-                        self.tenure.bell(consumer_party(slot)).ring()
+                        bell = self.tenure.bell(consumer_party(slot))
+                        if bell.ring() and self._keep_bell is not None:
+                            self._keep_bell(slot, bell.fileno())
                         rung[slot] = generation
                         layout.add(self.own, layout.P_RUNG, 1)
                 word >>= 8
@@ -237,4 +242,5 @@ class Sender:
         self.tenure.give_back()
         # The body's closures call back here; this ends the cycle. Whoever still has one finds the handle
         # closed.
+        self._keep_bell = None
         del self.writer

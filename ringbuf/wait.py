@@ -29,21 +29,41 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from ringbuf._ops import fence
 from ringbuf.doorbell import OwnBell
 from ringbuf.errors import RingError
 from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER
 
-__all__ = ["Deadline", "Sleeper", "barrier_for", "best_barrier", "fence", "spin_seconds", "usable_cores"]
+__all__ = [
+    "CUT",
+    "LOOK",
+    "RUNG",
+    "TIME",
+    "Deadline",
+    "Doze",
+    "Sleeper",
+    "barrier_for",
+    "best_barrier",
+    "fence",
+    "spin_seconds",
+    "usable_cores",
+]
+
+# What ended a sleep: only time, a bell, or (with or without a bell) a lifeline. LOOK: it did not begin.
+TIME, RUNG, CUT, LOOK = range(4)
 
 # Bounded re-check: what no descriptor shows (a lock that ends before its process does, a doorbell that was
 # removed) is looked at after one second of sleep, then less and less often. A bare poll that wakes up once a
 # second already costs 0.010 % of a core on the machine this was measured on, all that an idle side may use.
 RECHECK_FIRST_S = 1.0
 RECHECK_LAST_S = 4.0
+
+# (flags, index, generation, by membarrier, own FIFO, lifeline, milliseconds) -> what ended it.
+Doze: TypeAlias = Callable[[memoryview, int, int, bool, int, int, int], int]
 
 # --------------------------------------------------------------------------------------------- membarrier(2)
 
@@ -158,7 +178,19 @@ class Sleeper:
         renew: returns a generation that no waker holds for rung.
     """
 
-    __slots__ = ("_barrier", "_flags", "_generation", "_index", "_pause_s", "_renew", "armed", "fifo")
+    __slots__ = (
+        "_barrier",
+        "_flags",
+        "_generation",
+        "_index",
+        "_is_rung",
+        "_lifelines",
+        "_pause_s",
+        "_poll",
+        "_renew",
+        "armed",
+        "fifo",
+    )
 
     def __init__(
         self,
@@ -174,6 +206,11 @@ class Sleeper:
         self._renew = renew
         self._generation = renew()
         self._pause_s = RECHECK_FIRST_S
+        # What the last sleep polled, for the next one, which mostly polls the same.
+        self._poll: select.poll | None = None
+        # Whether a bell may still lie in the FIFO that ended a sleep in the body.
+        self._is_rung = False
+        self._lifelines: tuple[int, ...] = ()
         self.fifo = fifo
         self.armed = False
 
@@ -185,8 +222,33 @@ class Sleeper:
         """
         self.armed = True
         self._pause_s = RECHECK_FIRST_S
+        if self._is_rung:
+            self.drain()
         self._flags[self._index] = self._generation
         self._barrier()
+
+    def doze(self, doze: Doze, lifeline: int, seconds: float) -> int:
+        """Arm, look, nap once and disarm, all in a body's own `doze`; as `nap`, or LOOK.
+
+        Args:
+            doze: of the C body's reader.
+            lifeline: the producer's FIFO.
+            seconds: how long at most.
+        """
+        if self._is_rung:
+            # Put off until now: who was woken has better things to do.
+            self.drain()
+        ended = doze(
+            self._flags,
+            self._index,
+            self._generation,
+            self._barrier is not fence,
+            self.fifo.fileno(),
+            lifeline,
+            math.ceil(min(seconds, RECHECK_FIRST_S) * 1000),
+        )
+        self._is_rung = ended in (RUNG, CUT)
+        return ended
 
     def disarm(self) -> None:
         """Lower the flag."""
@@ -195,29 +257,37 @@ class Sleeper:
 
     def drain(self) -> bool:
         """Empty the FIFO; whether anything was in it. Arm again, then look again, before sleeping."""
+        self._is_rung = False
         if not self.fifo.drain():
             return False
         self._generation = self._renew()
         return True
 
-    def nap(self, lifelines: Iterable[int], seconds: float) -> bool:
+    def nap(self, lifelines: tuple[int, ...], seconds: float) -> int:
         """Sleep until rung, a lifeline is cut, or the time is over, at most until the next re-check.
 
+        Args:
+            lifelines: descriptors of peers' FIFOs.
+            seconds: how long at most.
+
         Returns:
-            Whether anything but time ended the sleep; then arm again, else the flag still stands. Signals
-            do not shorten it, PEP 475.
+            TIME, RUNG or CUT. After TIME the flag still stands, else arm again. Signals do not shorten it,
+            PEP 475.
         """
         own = self.fifo.fileno()
         if own < 0:
-            return True
-        poll = select.poll()
-        poll.register(own, select.POLLIN)
-        for fd in lifelines:
-            if fd >= 0:
+            return CUT
+        poll = self._poll
+        if poll is None or lifelines != self._lifelines:
+            # A number may stand for another descriptor by now: poll looks it up anew each time.
+            poll = self._poll = select.poll()
+            poll.register(own, select.POLLIN)
+            for fd in lifelines:
                 poll.register(fd, 0)
+            self._lifelines = lifelines
         events = poll.poll(math.ceil(min(seconds, self._pause_s) * 1000))
         if not events:
             self._pause_s = min(self._pause_s * 2, RECHECK_LAST_S)
-            return False
+            return TIME
         self.drain()
-        return True
+        return RUNG if len(events) == 1 and events[0][0] == own else CUT

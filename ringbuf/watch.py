@@ -25,7 +25,7 @@ from ringbuf.layout import (
     P_STATE,
 )
 from ringbuf.tenure import Tenure
-from ringbuf.wait import Deadline, Sleeper, spin_seconds
+from ringbuf.wait import CUT, LOOK, RUNG, TIME, Deadline, Doze, Sleeper, spin_seconds
 
 __all__ = ["Watch"]
 
@@ -52,6 +52,7 @@ class Watch:
         "_spin_s",
         "_told_incarnation",
         "attend",
+        "doze",
         "position",
         "refresh",
         "sleeper",
@@ -67,8 +68,9 @@ class Watch:
         self._told_incarnation = 0
         self._ready: ReadySet | None = None
         self._ready_incarnation = 0
-        # Of the body, set once it is made.
+        # Of the body, set once it is made; `doze` only where the body has it and nobody watches its steps.
         self.attend: Callable[[], None]
+        self.doze: Doze | None = None
         self.position: Callable[[], int]
         self.refresh: Callable[[], bool]
 
@@ -132,36 +134,54 @@ class Watch:
                 if self.refresh():
                     return True
         sleeper = self.sleeper
-        slept = False
+        woken = TIME
+        # Whether the producer may be dead. While nothing says so it is not asked for, which costs system
+        # calls: the lifeline is polled with the doorbell, and what it does not show is found out in time.
+        doubt = False
+        if self.doze is not None and (lifeline := self._easy_lifeline()) >= 0:
+            woken = sleeper.doze(self.doze, lifeline, deadline.remaining())
+            if woken in (RUNG, LOOK) and self.refresh():
+                return True
+            doubt = woken in (TIME, CUT)
         try:
             sleeper.arm()
             while True:
                 if self.refresh() or (self.idle() and self.refresh()):
                     return True
-                if slept:
+                if woken in (RUNG, CUT):
                     layout.add(self._own, C_SPURIOUS, 1)
-                self.raise_if_dead()
                 remaining = deadline.remaining()
-                if not remaining:
-                    return False
+                if doubt or not remaining:
+                    self.raise_if_dead()
+                    if not remaining:
+                        return False
                 step("read.nap")
-                slept = sleeper.nap(*self._lifeline(remaining))
-                if slept:
+                woken = sleeper.nap(*self._lifeline(remaining, doubt))
+                doubt = woken != RUNG
+                if woken:
                     layout.add(self._own, C_WAKEUPS, 1)
                     sleeper.arm()
         finally:
-            if self._ready is None and not self.tenure.forked:
+            # A closed handle's slot, and a parent's, may be another's.
+            if self._ready is None and not (self.tenure.closed or self.tenure.forked):
                 sleeper.disarm()
 
-    def _lifeline(self, seconds: float) -> tuple[tuple[int, ...], float]:
+    def _easy_lifeline(self) -> int:
+        """The lifeline of a producer that is not known to be dead, for a sleep in the body; else -1."""
+        if self._ready is not None or self._told_incarnation == self._peer[P_INCARNATION]:
+            return -1
+        return self.tenure.bell(PRODUCER).fileno()
+
+    def _lifeline(self, seconds: float, doubt: bool) -> tuple[tuple[int, ...], float]:
         """What to poll beside the doorbell, and for how long."""
         if self._told_incarnation == self._peer[P_INCARNATION]:
             # A successor rings every doorbell.
             return (), seconds
         bell = self.tenure.bell(PRODUCER)
-        if bell.is_cut():
+        fd = bell.fileno()
+        if fd < 0 or (doubt and bell.is_cut()):
             return (), min(seconds, _UNSURE_S)
-        return (bell.fileno(),), seconds
+        return (fd,), seconds
 
     def raise_if_dead(self) -> None:
         """Raise PeerDead, the first time it is asked about a producer that died and left nothing unread."""
@@ -193,6 +213,7 @@ class Watch:
         self.refresh = _look_again
         self.position = _nowhere
         self.attend = _nothing
+        self.doze = None
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from ringbuf.room import Room
 from ringbuf.seat import Seat
 from ringbuf.sender import Sender
 from ringbuf.testing.memory import Scenario, Step, cell_name
-from ringbuf.wait import Deadline, Sleeper
+from ringbuf.wait import RUNG, TIME, Deadline, Sleeper
 from ringbuf.watch import Watch
 
 __all__ = ["Actor", "consumer_program", "patched", "producer_program"]
@@ -172,7 +172,8 @@ class _Bell:
         return False
 
     def fileno(self) -> int:
-        return -1
+        # Never polled: the model sleeps by itself.
+        return 0
 
     def nudge(self) -> None:
         pass
@@ -186,11 +187,11 @@ class _Sleeper(Sleeper):
     # What else decides how the actor goes on after a sleep.
     state: Callable[[], tuple[Any, ...]]
 
-    def nap(self, lifelines: Any, seconds: float) -> bool:
+    def nap(self, lifelines: Any, seconds: float) -> int:
         rung = self.actor.do("nap", self.party, seconds < 1)
         self.drain()
         self.actor.mark("awake", rung, self._generation, *self.state())
-        return bool(rung)
+        return RUNG if rung else TIME
 
 
 def _tenure(actor: Actor, scenario: Scenario, control: _Words) -> Any:
@@ -271,6 +272,7 @@ def producer_program(scenario: Scenario) -> Callable[[Actor], tuple[int, ...]]:
         sender._rung = _Bytes(actor, "RUNG")
         sender._wake = control[WAKE_PAGE // WORD :]
         sender._claim_open = False
+        sender._keep_bell = None
         generations = iter(range(1, 1 << 30))
         sleeper: Any = _Sleeper.__new__(_Sleeper)
         sleeper.actor, sleeper.party = actor, "p"
@@ -336,6 +338,7 @@ def consumer_program(scenario: Scenario, slot: int) -> Callable[[Actor], tuple[i
         sitting: Any = Seat.__new__(Seat)
         sitting.name = "model"
         sitting.slot = slot
+        sitting.keep_bell = None
         sitting.own = own
         sitting.peer = control[PRODUCER_PAGE // WORD :]
         sitting.tenure = _tenure(actor, scenario, control)

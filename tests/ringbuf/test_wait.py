@@ -14,7 +14,7 @@ from support import MS, spawn_python, wait_until
 
 import ringbuf
 from ringbuf import wait
-from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER
+from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER, P_WAITING
 
 pytestmark = pytest.mark.usefixtures("body")
 
@@ -161,6 +161,46 @@ def test_a_lost_ring_is_healed_by_the_re_check(
     producer.write(1, b"x")
     thread.join()
     assert got == [b"x"]
+
+
+def test_every_sleep_is_rung_and_counted_once_whoever_does_it(producer: ringbuf.Producer) -> None:
+    """The C body sleeps and rings by itself once it knows the descriptors; its figures are the same."""
+    received: list[bytes] = []
+    for life in range(2):  # the second consumer has the first one's slot, and its bell
+        with ringbuf.attach(producer.name, start="latest") as consumer:
+            seat = consumer._seat
+
+            def read(consumer: ringbuf.Consumer = consumer) -> None:
+                for _ in range(5):
+                    received.append(bytes(consumer.read(60).payload))
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            for i in range(5):
+                wait_until(lambda seat=seat, n=5 * life + i: len(received) == n and seat._wake[0])
+                producer.write(1, b"%d" % i)
+            reader.join()
+            info = ringbuf.inspect(producer.name)
+            assert (info.rung, info.skipped) == (5 * (life + 1), 0)
+            # One that was about to sleep may find the frame at once, and the bell next time.
+            assert 1 <= info.consumers[0].wakeups - info.consumers[0].spurious <= 5
+    assert received == [b"%d" % i for i in range(5)] * 2
+
+
+def test_a_full_producer_is_rung_by_every_release(producer: ringbuf.Producer) -> None:
+    size = producer.max_payload
+    with ringbuf.attach(producer.name) as consumer:
+        for _ in range(5):
+            while producer.try_write(1, bytes(size)):
+                pass
+            writer = threading.Thread(target=producer.write, args=(1, bytes(size)), kwargs={"timeout": 60})
+            writer.start()
+            wait_until(lambda: consumer._seat.peer[P_WAITING])
+            consumer.read_many()
+            writer.join()
+        info = ringbuf.inspect(producer.name)
+        assert info.wakeups >= 5
+        assert info.consumers[0].rung == 5
 
 
 def test_a_sigpipe_that_would_kill_does_not(producer: ringbuf.Producer) -> None:

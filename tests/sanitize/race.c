@@ -1,6 +1,7 @@
 /* Two threads over one mapping, for ThreadSanitizer: the core of both halves of the C body, without the
    interpreter, whose lock would order everything. One thread writes frames, the other checks every byte of
    them; one holds its frames for a while, as leases do. */
+#include "_cops_sleep.c"
 #include "_cops_reader.c"
 #include "_cops_writer.c"
 
