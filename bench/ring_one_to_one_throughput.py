@@ -20,6 +20,7 @@ CASES = {  # name -> (size, mode, frames per round)
 TRANSPORTS = {
     "ringbuf c": ("bench.ours", {"RINGBUF_IMPL": "c"}, 1.0),
     "ringbuf python": ("bench.ours", {"RINGBUF_IMPL": "python"}, 0.3),
+    "bare python": ("bench.rivals.bare_ring", {}, 0.3),
     "subetha": ("bench.rivals.subetha_ring", {}, 0.5),
     "iceoryx2": ("bench.rivals.iceoryx", {}, 0.2),
     "cloudtoid": ("bench.rivals.cloudtoid", {}, 0.3),
@@ -78,6 +79,9 @@ def main() -> None:
         results[case] = {name: harness.median(values) for name, values in samples.items()}
         reference = results[case].get("ringbuf c") or results[case].get("ringbuf python") or 1.0
         print(f"\n{case}")
+        bare, body = results[case].get("bare python"), results[case].get("ringbuf python")
+        if bare and body:
+            print(f"the Python body is {body / bare:.2f}x of a ring in Python with nothing on")
         print(
             harness.table(
                 ["transport", "frames/s", "ringbuf is"],

@@ -198,7 +198,9 @@ def test_the_body_that_is_asked_for_is_the_one_that_runs(asked: str) -> None:
         env=os.environ | {"RINGBUF_IMPL": asked},
     )
     output, errors = process.communicate(timeout=60)
-    expected = "python ringbuf.frame ringbuf._pyops" if asked == "python" else "c ringbuf._cops ringbuf._cops"
+    expected = (
+        "python ringbuf.frame ringbuf._pyreader" if asked == "python" else "c ringbuf._cops ringbuf._cops"
+    )
     assert (output.strip(), errors) == (expected, "")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringbuf import _pyops, layout
+from ringbuf import _pyreader, layout
 from ringbuf.payload import gather
 
 from .conftest import BODIES, PAIRS
@@ -23,7 +23,7 @@ SIZES = [0, 1, 2, 7, 8, 63, 64, 65, 500, 1000, 5000, 9000]
 @pytest.fixture(autouse=True)
 def one_copy_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which frames are copies is the one thing a body decides; here it decides as the C body does."""
-    monkeypatch.setattr(_pyops, "COPY_LIMIT", min(body.COPY_LIMIT for body in BODIES.values()))
+    monkeypatch.setattr(_pyreader, "COPY_LIMIT", min(body.COPY_LIMIT for body in BODIES.values()))
 
 
 class Corrupt(Exception):
@@ -293,3 +293,81 @@ def test_a_shut_writer_asks_and_a_frozen_one_takes_the_slow_path(writer: str) ->
     assert not bench.writer.put(1, [memoryview(b"x")], 1, 0, 24)
     assert bench.writer.place(24) == -1
     assert bench.bytes() == before
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+@pytest.mark.parametrize("size", [0, 1, 2, 8, 61, 1024, 1025])
+def test_runs_of_equal_frames_pass_like_single_ones(writer: str, reader: str, size: int) -> None:
+    """Some bodies take equal frames together: at every length of run, every edge, and where a run ends."""
+    rng = random.Random(size)
+    bench = Bench(writer, reader, 1 << 15, (1 << 32) - (1 << 14))
+    expected: list[tuple[int, int, bytes]] = []
+    number = 0
+    for turn in range(300):
+        frames: list[Any] = [(7, rng.randbytes(size)) for _ in range(rng.choice([1, 7, 8, 9, 64, 65, 130]))]
+        odd = rng.randrange(len(frames))
+        match turn % 6:
+            case 1:
+                frames[odd] = (8, frames[odd][1])
+            case 2:
+                frames[odd] = (7, rng.randbytes(size + 1))
+            case 3:
+                frames[odd] = (7, bytearray(frames[odd][1]))
+            case 4:
+                frames = [list(frame) for frame in frames]
+        done = 0
+        while done < len(frames):
+            done += bench.writer.put_many(frames, done)
+            if done < len(frames):
+                tag, data = frames[done]
+                step = layout.frame_bytes(len(data))
+                if not bench.writer.put(tag, [memoryview(data)], len(data), 0, step):
+                    break
+                done += 1
+        bench.writer.publish()
+        for tag, data in frames[:done]:
+            expected.append((tag, number, bytes(data)))
+            number += 1
+        while len(expected) > rng.choice([0, 0, 20, 200]):
+            read = bench.reader.read_many(rng.choice([1, 7, 8, 63, 64, 1024]))
+            assert [(f.tag, f.seq, bytes(f.payload)) for f in read] == expected[: len(read)]
+            assert read
+            del expected[: len(read)], read
+            assert bench.consumer[layout.C_CURSOR] == bench.reader.position()
+
+
+@pytest.mark.parametrize("bad", [0, 5, 8, 40, 63])
+@pytest.mark.parametrize("reader", BODIES)
+def test_a_run_ends_before_the_frame_that_is_wrong(reader: str, bad: int) -> None:
+    bench = Bench("py", reader, 1 << 15)
+    assert bench.writer.place(64) == 0, "a writer asks for room when it first needs some"
+    assert bench.writer.write_all([(1, b"x" * 8)] * 64) == 64
+    memoryview(bench.data).cast("Q")[bad * 3 + 1] = 999
+    if bad:
+        assert [frame.seq for frame in bench.reader.read_many(64)] == list(range(bad))
+        assert bench.consumer[layout.C_CURSOR] == bad * 24
+        with pytest.raises(Corrupt) as error:
+            bench.reader.read_many(64)
+        assert error.value.args == (bad * 24 + 8,)
+    else:
+        # The first frame says with which number the stream begins.
+        assert [frame.seq for frame in bench.reader.read_many(64)] == [999]
+
+
+@pytest.mark.parametrize("writer", BODIES)
+@pytest.mark.parametrize(
+    "odd",
+    [(1.0, b"x"), (256, b"x"), (0, b"x"), (-1, b"x"), ("1", b"x"), (1, "x"), (1, 5), (1,), (1, b"x", 2), 3],
+)
+def test_what_is_no_frame_ends_a_run(writer: str, odd: Any) -> None:
+    bench = Bench(writer, "py", 1 << 15)
+    assert bench.writer.place(64) == 0
+    assert bench.writer.write_all([(1, b"x")] * 8) == 8
+    before = bench.writer.position()
+    for place in (0, 3, 7):
+        frames = [(1, b"y")] * 8
+        frames[place] = odd
+        # Whoever takes the frame alone says what is wrong with it.
+        answer(bench.writer.put_many, frames, 0)
+        bench.writer.rewind()
+    assert bench.writer.position() == before == bench.producer[layout.P_POS]

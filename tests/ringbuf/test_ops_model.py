@@ -186,7 +186,7 @@ def test_any_sequence_of_operations_agrees_with_a_deque(
 ) -> None:
     if not copies and body[1] == "py":
         # Everything of two bytes or more becomes a lease, so that leases meet every edge of a small ring too.
-        monkeypatch.setattr("ringbuf._pyops.COPY_LIMIT", 1)
+        monkeypatch.setattr("ringbuf._pyreader.COPY_LIMIT", 1)
     run_state_machine_as_test(
         RingMachine,
         settings=settings(

@@ -1,0 +1,182 @@
+"""What a small frame is in bytes, and the quickest ways of this interpreter to write and read one.
+
+A frame is stored as three things: word 0, word 1 (its seq) and the payload; `_Stores` and `_Loads` say it
+so, and are what runs while the testing kit records accesses. On plain memory one `struct` call does the same
+in half the time: 37 ns against 80 to write a frame of 64 bytes, 54 against 88 to read one (`struct` clears
+the bytes first, which is why it may touch only what nobody looks at: a frame before its publication). The
+formats are compiled when a size is first met and kept.
+
+Runs of equal frames go further: one call with the format of many frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from mmap import mmap
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Protocol, TypeAlias
+
+from ringbuf.layout import FRAME_HEADER, LENGTH_BIT, SHIFT_BIT, SHIFT_MASK, TAG_MASK, WORD
+
+__all__ = ["PACK_LIMIT", "RUN", "Pack", "Unpack", "pack_run", "packers", "unpack_run", "unpackers"]
+
+# Payloads up to this many bytes are packed: above it clearing them first costs what the saved stores gain.
+PACK_LIMIT = 1024
+# Most equal frames in one call: a format costs 0.1 us a frame to compile and 96 bytes to keep.
+RUN = 64
+SHORTEST_RUN = 8
+_ROUND_UP = FRAME_HEADER + WORD - 1
+_TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
+
+# (data, offset, word 0, seq, payload)
+Pack: TypeAlias = Callable[[mmap, int, int, int, bytes], object]
+# (data, offset) -> (seq, payload)
+Unpack: TypeAlias = Callable[[mmap, int], tuple[Any, ...]]
+
+
+class _BySize(Protocol):
+    """What to call for a payload of so many bytes; None until `made` has made it."""
+
+    def __getitem__(self, nbytes: int, /) -> Any: ...
+
+
+_packers: list[Pack | None] = [None] * (PACK_LIMIT + 1)
+_unpackers: list[Unpack | None] = [None] * (PACK_LIMIT + 1)
+
+
+def new_packer(nbytes: int) -> Pack:
+    """Compile and keep the packer for payloads of `nbytes`."""
+    pack = _packers[nbytes] = Struct(f"=QQ{nbytes}s").pack_into
+    return pack
+
+
+def new_unpacker(nbytes: int) -> Unpack:
+    """Compile and keep the unpacker for payloads of `nbytes`."""
+    unpack = _unpackers[nbytes] = Struct(f"=8xQ{nbytes}s").unpack_from
+    return unpack
+
+
+def packers(words: memoryview) -> _BySize:
+    """What stores a frame, by payload bytes."""
+    return _packers if isinstance(words, memoryview) else _Stores(words)
+
+
+def unpackers(words: memoryview) -> _BySize:
+    """What loads a frame's seq and payload, by payload bytes."""
+    return _unpackers if isinstance(words, memoryview) else _Loads(words)
+
+
+class _Stores:
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def __getitem__(self, nbytes: int) -> Pack:
+        return self._pack
+
+    def _pack(self, data: mmap, offset: int, head: int, seq: int, payload: bytes) -> None:
+        self._words[offset // WORD] = head
+        self._words[offset // WORD + 1] = seq
+        at = offset + FRAME_HEADER
+        data[at : at + len(payload)] = payload
+
+
+class _Loads:
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def __getitem__(self, nbytes: int) -> Unpack:
+        def unpack(data: mmap, offset: int) -> tuple[int, bytes]:
+            at = offset + FRAME_HEADER
+            return self._words[offset // WORD + 1], data[at : at + nbytes]
+
+        return unpack
+
+
+# ------ runs of frames
+
+
+@lru_cache(maxsize=64)
+def _run_packer(nbytes: int, count: int) -> Callable[..., None]:
+    pad = -nbytes & WORD - 1
+    return Struct("=" + f"QQ{nbytes}s{pad}x" * count).pack_into
+
+
+@lru_cache(maxsize=64)
+def _run_unpacker(nbytes: int, count: int) -> Callable[[mmap, int], tuple[bytes, ...]]:
+    pad = -nbytes & WORD - 1
+    return Struct("=" + f"16x{nbytes}s{pad}x" * count).unpack_from
+
+
+def _whole_run(most: int) -> int:
+    """So many frames make the run: few counts, so that few formats are made. 0 when it does not pay."""
+    return RUN if most >= RUN else 1 << most.bit_length() - 1 if most >= SHORTEST_RUN else 0
+
+
+def pack_run(
+    data: mmap, offset: int, room: int, seq: int, frames: Sequence[tuple[int, object]]
+) -> tuple[int, int]:
+    """Store the first frames, if they are of one tag and size and plain bytes.
+
+    Args:
+        offset, room: where they go, and how many bytes may go there.
+        seq: of the first.
+        frames: (tag, payload) pairs, SHORTEST_RUN at least.
+
+    Returns:
+        How many, 0 if they are no run, and how many bytes they take together.
+    """
+    count = _whole_run(len(frames))
+    try:
+        tags, payloads = zip(*(frames if count == len(frames) else frames[:count]), strict=True)
+        tag, nbytes = tags[0], len(payloads[0])
+        taken = (nbytes + _ROUND_UP & -WORD) * count
+        # bytes() of the tags refuses what is no int of one byte; equality alone would let 1.0 pass for 1.
+        if (
+            not tag
+            or nbytes > PACK_LIMIT
+            or taken > room
+            or list(map(len, payloads)).count(nbytes) != count
+            or bytes(tags).count(tag) != count
+        ):
+            return 0, 0
+        fields: list[Any] = [nbytes << LENGTH_BIT | tag] * (3 * count)
+        fields[1::3] = range(seq, seq + count)
+        fields[2::3] = payloads
+        _run_packer(nbytes, count)(data, offset, *fields)
+    except (TypeError, ValueError, StructError):
+        # Something else than bytes among them, or no pairs: whoever takes them one by one says what.
+        return 0, 0
+    return count, taken
+
+
+def unpack_run(
+    data: mmap, words: memoryview, offset: int, ready: int, seq: int, small: int, most: int
+) -> tuple[int, int, tuple[bytes, ...]]:
+    """Load the payloads of the next frames, if they are of one tag and size and small.
+
+    Args:
+        offset, ready: where the first is, and up to where frames are.
+        seq: of the first.
+        small: most payload bytes of each, PACK_LIMIT at most.
+        most: how many are wanted.
+
+    Returns:
+        The tag of all, the bytes of the ring each takes, and their payloads: none if they are no run.
+    """
+    first = offset >> 3
+    head = words[first]
+    tag = head & _TAG_AND_SHIFT
+    nbytes = head >> LENGTH_BIT
+    step = nbytes + _ROUND_UP & -WORD
+    count = _whole_run(min(most, (ready - offset) // step))
+    if not count or not 1 < nbytes <= small or not 0 < tag <= TAG_MASK:
+        return 0, 0, ()
+    stride = step >> 3
+    end = first + count * stride
+    if words[first:end:stride].tolist().count(head) != count:
+        return 0, 0, ()
+    if words[first + 1 : end : stride].tolist() != [*range(seq, seq + count)]:
+        return 0, 0, ()
+    return tag, step, _run_unpacker(nbytes, count)(data, offset)
