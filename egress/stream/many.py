@@ -109,8 +109,9 @@ class Many:
             queues[place] = nowhere
         deque(map(_append, queues, events), maxlen=0)
         # SYNC: after all events are queued. A reader leaves its waker before it looks at the queue once more.
-        for wakers in compress(self._wakers, self._wakers):
-            wake(wakers)
+        if any(self._wakers):
+            for wakers in compress(self._wakers, self._wakers):
+                wake(wakers)
 
 
 def _between(column: list[Any], stretches: Stretches) -> list[Any]:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from egress.errors import EncodeError
-from egress.wire import Tag, encode_batch, encode_error, encode_result
+from egress.wire import Tag, encode_error, encode_result
+from egress.wire.encode import encode_batch_into
 
 __all__ = ["Columns", "FrameWriter", "RingSink"]
 
@@ -46,6 +47,7 @@ class RingSink:
         "_backlog",
         "_counted_bytes",
         "_counted_frames",
+        "_header",
         "_is_over",
         "_max_bytes",
         "_max_frame",
@@ -60,6 +62,7 @@ class RingSink:
         self, ring: FrameWriter, *, name: str, max_frame: int, backlog_bytes: int, backlog_frames: int
     ) -> None:
         self._ring = ring
+        self._header = bytearray()
         self.name = name
         self._max_frame = max_frame
         self._max_bytes = backlog_bytes
@@ -99,8 +102,8 @@ class RingSink:
         if self._is_over:
             return self._refuse(rids)
         try:
-            buffers = encode_batch(**columns)
-            size = sum(memoryview(buffer).nbytes for buffer in buffers)
+            buffers = self._encode(**columns)
+            size = sum(map(len, buffers))
         except EncodeError as error:
             if len(rids) > 1:
                 return self._halve(columns)
@@ -159,6 +162,17 @@ class RingSink:
         self._backlog.clear()
         self._counted_bytes = self._counted_frames = 0
         self._is_over = False
+
+    def _encode(
+        self,
+        rids: Sequence[str],
+        finish_reasons: Sequence[Any],
+        prompt_tokens: Sequence[int],
+        token_ids: Sequence[Any],
+        **optional: Any,
+    ) -> list[Any]:
+        """As `encode_batch`, the header in a buffer that is used again: writing copies it."""
+        return encode_batch_into(self._header, rids, finish_reasons, prompt_tokens, token_ids, optional)  # type: ignore[arg-type]
 
     def _write(self, tag: int, buffers: Sequence[Any], align_at: int, size: int) -> bool:
         if (not self._backlog or self.flush()) and self._ring.try_write(tag, buffers, align_at=align_at):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import msgspec
@@ -20,7 +21,7 @@ from egress.wire.family import encode_family
 from egress.wire.finish_reason import FinishReason, is_plain
 from egress.wire.pack import pack_i32, to_u32
 
-__all__ = ["OptionalColumns", "encode_batch", "frame_batch"]
+__all__ = ["OptionalColumns", "encode_batch", "encode_batch_into", "frame_batch"]
 
 _Buffer: TypeAlias = bytes | bytearray | memoryview
 _Cells: TypeAlias = Sequence[Any] | None
@@ -33,6 +34,11 @@ _is_ascii = str.isascii
 _NAMES = Header.__struct_fields__
 _CORE_COLUMNS = 4
 _SGLANG_COLUMNS = 16
+# Columns of a header that has this one.
+_ARITIES = {
+    name: _SGLANG_COLUMNS if _CORE_COLUMNS < position <= _SGLANG_COLUMNS else max(position, _CORE_COLUMNS)
+    for position, name in enumerate(_NAMES, start=1)
+}
 
 
 class OptionalColumns(TypedDict, total=False):
@@ -62,6 +68,7 @@ class OptionalColumns(TypedDict, total=False):
 
 
 _OPTIONAL = frozenset(OptionalColumns.__annotations__)
+_BESIDES = frozenset(("texts", "completion_tokens"))  # optional columns that belong to no family
 
 
 def encode_batch(
@@ -105,6 +112,23 @@ def encode_batch(
     >>> b"".join(encode_batch(["a"], [None], [3], [[7, 8]])).hex(" ", -4)
     '0a000000 9491a161 91c09103 91020700 00000800 0000'
     """
+    return encode_batch_into(bytearray(), rids, finish_reasons, prompt_tokens, token_ids, optional)
+
+
+def encode_batch_into(
+    buffer: bytearray,
+    rids: Sequence[str],
+    finish_reasons: Sequence[FinishReason | Mapping[str, Any] | None],
+    prompt_tokens: Sequence[int],
+    token_ids: Sequence[Any],
+    optional: OptionalColumns,
+) -> list[_Buffer]:
+    """Make the body of a BATCH frame; as encode_batch.
+
+    Args:
+        buffer: becomes the first buffer of the body, whatever is in it. One that held a header of this size
+            before needs no new memory, which for a large step costs as much as a third of the encoding.
+    """
     n = len(rids)
     for name, column in (
         ("finish_reasons", finish_reasons),
@@ -124,10 +148,9 @@ def encode_batch(
     arity = _CORE_COLUMNS
     if optional:
         data += _encode_optional(optional, header, n)
-        for name in header:
-            position = _NAMES.index(name) + 1
-            arity = max(arity, _SGLANG_COLUMNS if _CORE_COLUMNS < position <= _SGLANG_COLUMNS else position)
-    return [_encode_header(header, arity), *filter(len, data)]
+        arity = max(map(_ARITIES.__getitem__, header))
+    _encode_header(buffer, header, arity)
+    return [buffer, *filter(len, data)]
 
 
 def frame_batch(header_bytes: _Buffer, columns: Sequence[_Buffer]) -> list[_Buffer]:
@@ -156,8 +179,9 @@ def _encode_optional(optional: OptionalColumns, header: dict[str, Sequence[Any]]
             raise EncodeError(f"{name}: {len(column)} entries, neither 0 nor {n}")  # type: ignore[arg-type]
         active[name] = column  # type: ignore[assignment]
     data: list[_Buffer] = []
-    for family in FAMILIES:
-        data += encode_family(family, active, header)
+    if active.keys() - _BESIDES:
+        for family in FAMILIES:
+            data += encode_family(family, active, header)
     if "texts" in active:
         header["texts"] = _check_strings("texts", active["texts"])
     if "completion_tokens" in active:
@@ -165,9 +189,10 @@ def _encode_optional(optional: OptionalColumns, header: dict[str, Sequence[Any]]
     return data
 
 
-def _encode_header(header: dict[str, Sequence[Any]], arity: int) -> bytearray:
+def _encode_header(buffer: bytearray, header: dict[str, Sequence[Any]], arity: int) -> None:
     """Make the first buffer: the length, and `arity` columns behind it."""
-    buffer = bytearray(WIDTH)
+    if len(buffer) < WIDTH:
+        buffer.extend(bytes(WIDTH))
     try:
         _encode_into([header.get(name, ()) for name in _NAMES[:arity]], buffer, WIDTH)
     except UnicodeEncodeError:
@@ -179,21 +204,26 @@ def _encode_header(header: dict[str, Sequence[Any]], arity: int) -> bytearray:
     if size > U32_MAX:
         raise EncodeError(f"header: {size} bytes, the limit is {U32_MAX}")
     _header_len.pack_into(buffer, 0, size)
-    return buffer
 
 
 def _reasons_to_wire(reasons: Sequence[Any]) -> Sequence[dict[str, Any] | None]:
     """Turn reasons into maps; most are None already."""
-    if type(reasons) is list and reasons.count(None) == len(reasons):
+    if type(reasons) is not list:
+        reasons = list(reasons)
+    missing = len(reasons) - reasons.count(None)
+    if not missing:
         return reasons
-    wires: list[dict[str, Any] | None] = []
-    for request, reason in enumerate(reasons):
+    places = list(compress(range(len(reasons)), reasons))
+    if len(places) != missing:  # an empty map counts as false
+        places = [request for request, reason in enumerate(reasons) if reason is not None]
+    wires: list[Any] = reasons.copy()
+    for request in places:
+        reason = reasons[request]
         wire = reason.to_wire() if isinstance(reason, FinishReason) else reason
-        if wire is not None:
-            wire = dict(wire) if isinstance(wire, Mapping) else wire
-            if type(wire) is not dict or not is_plain(wire):
-                raise EncodeError(f"finish_reasons: request {request}: {reason!r} is no map of plain data")
-        wires.append(wire)
+        wire = dict(wire) if isinstance(wire, Mapping) else wire
+        if type(wire) is not dict or not is_plain(wire):
+            raise EncodeError(f"finish_reasons: request {request}: {reason!r} is no map of plain data")
+        wires[request] = wire
     return wires
 
 

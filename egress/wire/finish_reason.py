@@ -47,7 +47,7 @@ class FinishReason(msgspec.Struct, frozen=True, tag_field="type"):
         >>> FinishReason.from_wire({"type": "stop", "matched": True})
         Unknown(raw={'type': 'stop', 'matched': True})
         """
-        if not isinstance(mapping, Mapping):
+        if type(mapping) is not dict and not isinstance(mapping, Mapping):
             raise TypeError(f"a finish reason is a mapping, not {type(mapping).__name__}")
         try:
             reason: FinishReason = msgspec.convert(mapping, _KNOWN)
