@@ -11,12 +11,15 @@ Runs of equal frames go further: one call with the format of many frames.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from mmap import mmap
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from ringbuf.layout import FRAME_HEADER, LENGTH_BIT, SHIFT_BIT, SHIFT_MASK, TAG_MASK, WORD
 
@@ -28,6 +31,8 @@ PACK_LIMIT = 1024
 RUN = 64
 SHORTEST_RUN = 8
 _ROUND_UP = FRAME_HEADER + WORD - 1
+# numpy counts with signed numbers on the way.
+_COUNTED = (1 << 63) - 2 * RUN
 _TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
 
 # (data, offset, word 0, seq, payload)
@@ -98,15 +103,19 @@ class _Loads:
 
 
 @lru_cache(maxsize=64)
-def _run_packer(nbytes: int, count: int) -> Callable[..., None]:
+def _run(nbytes: int, count: int) -> Struct:
     pad = -nbytes & WORD - 1
-    return Struct("=" + f"QQ{nbytes}s{pad}x" * count).pack_into
+    return Struct("=" + f"16x{nbytes}s{pad}x" * count)
 
 
-@lru_cache(maxsize=64)
-def _run_unpacker(nbytes: int, count: int) -> Callable[[mmap, int], tuple[bytes, ...]]:
-    pad = -nbytes & WORD - 1
-    return Struct("=" + f"16x{nbytes}s{pad}x" * count).unpack_from
+def _same(word: int, count: int) -> memoryview:
+    """`count` words that are alike."""
+    return memoryview(array("Q", [word]) * count)
+
+
+def _counting(first: int, count: int) -> memoryview:
+    """`count` words that count up."""
+    return memoryview(np.arange(first, first + count, dtype=np.ulonglong))  # type: ignore[arg-type]
 
 
 def _whole_run(most: int) -> int:
@@ -115,7 +124,7 @@ def _whole_run(most: int) -> int:
 
 
 def pack_run(
-    data: mmap, offset: int, room: int, seq: int, frames: Sequence[tuple[int, object]]
+    data: mmap, words: memoryview, offset: int, room: int, seq: int, frames: Sequence[tuple[int, object]]
 ) -> tuple[int, int]:
     """Store the first frames, if they are of one tag and size and plain bytes.
 
@@ -137,17 +146,19 @@ def pack_run(
             not tag
             or nbytes > PACK_LIMIT
             or taken > room
+            or seq > _COUNTED
             or list(map(len, payloads)).count(nbytes) != count
             or bytes(tags).count(tag) != count
         ):
             return 0, 0
-        fields: list[Any] = [nbytes << LENGTH_BIT | tag] * (3 * count)
-        fields[1::3] = range(seq, seq + count)
-        fields[2::3] = payloads
-        _run_packer(nbytes, count)(data, offset, *fields)
+        # The payloads first: to pack them clears the words between them.
+        _run(nbytes, count).pack_into(data, offset, *payloads)
     except (TypeError, ValueError, StructError):
         # Something else than bytes among them, or no pairs: whoever takes them one by one says what.
         return 0, 0
+    first, end, stride = offset >> 3, offset + taken >> 3, taken // count >> 3
+    words[first:end:stride] = _same(nbytes << LENGTH_BIT | tag, count)
+    words[first + 1 : end : stride] = _counting(seq, count)
     return count, taken
 
 
@@ -165,18 +176,17 @@ def unpack_run(
     Returns:
         The tag of all, the bytes of the ring each takes, and their payloads: none if they are no run.
     """
-    first = offset >> 3
-    head = words[first]
+    head = words[offset >> 3]
     tag = head & _TAG_AND_SHIFT
     nbytes = head >> LENGTH_BIT
     step = nbytes + _ROUND_UP & -WORD
     count = _whole_run(min(most, (ready - offset) // step))
-    if not count or not 1 < nbytes <= small or not 0 < tag <= TAG_MASK:
+    if not count or not 1 < nbytes <= small or not 0 < tag <= TAG_MASK or not 0 <= seq <= _COUNTED:
         return 0, 0, ()
-    stride = step >> 3
-    end = first + count * stride
-    if words[first:end:stride].tolist().count(head) != count:
+    first, end, stride = offset >> 3, offset + step * count >> 3, step >> 3
+    # Compared as buffers of one format, so that no integers are made of the words.
+    if words[first:end:stride] != _same(head, count):
         return 0, 0, ()
-    if words[first + 1 : end : stride].tolist() != [*range(seq, seq + count)]:
+    if words[first + 1 : end : stride] != _counting(seq, count):
         return 0, 0, ()
-    return tag, step, _run_unpacker(nbytes, count)(data, offset)
+    return tag, step, _run(nbytes, count).unpack_from(data, offset)

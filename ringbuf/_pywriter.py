@@ -148,7 +148,7 @@ def make_writer(
         here, number, done = offset, seq, first
         total = len(frames)
         while in_runs and total - done >= SHORTEST_RUN:
-            run, taken = pack_run(data, here, edge - here, number, frames[done:] if done else frames)
+            run, taken = pack_run(data, words, here, edge - here, number, frames[done:] if done else frames)
             if not run:
                 break
             here += taken
