@@ -61,9 +61,13 @@ class Server:
         return False
 
     def wait_ready(self) -> Server:
-        """Wait until /health says so."""
+        """Wait until one worker's /health says so, and the supervisor that every child is up."""
         try:
-            wait_until(self.is_ready, 90, "the server's readiness")
+            wait_until(
+                lambda: self.is_ready() and "egress listens on" in self.output(),
+                90,
+                "the server's readiness",
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.output()}") from None
         return self

@@ -75,9 +75,24 @@ class Child:
         return None if self.process is None else self.process.pid
 
     def start(self, now: float) -> None:
-        """Make the process and send it its first line."""
-        self.process, self.lifeline = self._template.spawn(self.role, self._listen_fd)
-        self.pidfd = os.pidfd_open(self.process.pid)
+        """Make the process and send it its first line.
+
+        Raises:
+            OSError: there is no room for another process, or descriptor; it is due again after its back-off.
+        """
+        try:
+            process, lifeline = self._template.spawn(self.role, self._listen_fd)
+            try:
+                self.pidfd = os.pidfd_open(process.pid)
+            except OSError:
+                lifeline.close()
+                process.kill()
+                process.wait()
+                raise
+        except OSError:
+            self._back_off(now)
+            raise
+        self.process, self.lifeline = process, lifeline
         self._answered = now
         self._send(
             Start(
@@ -136,10 +151,13 @@ class Child:
             self._backoff_s = FIRST_BACKOFF_S
             self.start_at = now
         else:
-            self.start_at = now + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
+            self._back_off(now)
         self.is_up = False
         return status
+
+    def _back_off(self, now: float) -> None:
+        self.start_at = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
     def _hear(self, report: Any, now: float) -> None:
         self._answered = now

@@ -84,15 +84,23 @@ class Template:
         self.has_loaded = self.is_ready = False
 
     def start(self) -> None:
-        """Make the process; it loads by itself and then becomes ready."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = self._execute("template", theirs.fileno(), None)
-        self.pidfd = os.pidfd_open(self.process.pid)
-        ours.settimeout(ANSWER_S)
+        """Make the process; it loads by itself and then becomes ready.
+
+        Raises:
+            OSError: the machine has no room for another process, or descriptor; then there is none.
+        """
         self.has_loaded = False
-        self._control = ours
-        ours.send(self._settings.to_json())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            process = self._execute("template", theirs.fileno(), None)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            self.pidfd = os.pidfd_open(process.pid)
+            ours.settimeout(ANSWER_S)
+            ours.send(self._settings.to_json())
+            undo.pop_all()
+        self.process, self._control = process, ours
 
     def fileno(self) -> int:
         """For selectors: readable when it has become ready or has ended."""
@@ -105,14 +113,22 @@ class Template:
             self.has_loaded = self.is_ready = self._control.recv(64) == b"ready"
 
     def spawn(self, role: str, listen_fd: int | None) -> tuple[Process, Lifeline]:
-        """A new child process: forked where that is possible now, else started by itself."""
+        """A new child process: forked where that is possible now, else started by itself.
+
+        Raises:
+            OSError: the machine has no room for another process, or descriptor.
+        """
         if self.is_ready:
             forked = self._fork(role, [] if listen_fd is None else [listen_fd])
             if forked is not None:
                 return forked
         lifeline, theirs = Lifeline.pair()
         with theirs:
-            return self._execute(role, theirs.fileno(), listen_fd), lifeline
+            try:
+                return self._execute(role, theirs.fileno(), listen_fd), lifeline
+            except OSError:
+                lifeline.close()
+                raise
 
     def _fork(self, role: str, fds: list[int]) -> tuple[Process, Lifeline] | None:
         assert self._control is not None
@@ -120,12 +136,17 @@ class Template:
         with theirs:
             try:
                 socket.send_fds(self._control, [role.encode()], [theirs.fileno(), *fds])
-                return _Forked(int(self._control.recv(64))), lifeline
+                pid = int(self._control.recv(64))
             except (OSError, ValueError) as error:
-                log.error("the template does not fork: %s", error or "it is gone")
-        # Should a fork have been made all the same, it reads the end of its lifeline and leaves.
+                log.error(
+                    "the template does not fork: %s", error if isinstance(error, OSError) else "it is gone"
+                )
+                # Should a fork have been made all the same, it reads the end of its lifeline and leaves.
+                self.kill()
+                pid = -1
+        if pid > 0:
+            return _Forked(pid), lifeline
         lifeline.close()
-        self.kill()
         return None
 
     def _execute(self, role: str, stdin: int, listen_fd: int | None) -> subprocess.Popen[bytes]:

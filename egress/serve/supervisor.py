@@ -101,8 +101,8 @@ class Supervisor:
         with self._signal_wakeups():
             try:
                 if adopt_orphans(True):
-                    self._start_template()
                     self._load_by = time.monotonic() + START_S
+                    self._start_template()
                 while self._children_run() or not self._signals:
                     self._turn()
                     if not self._was_ready and all(child.is_up for child in self._children):
@@ -144,7 +144,11 @@ class Supervisor:
         if child.start_at:
             child.restarts += 1
             log.info("restarting %s", child, extra=logs.fields(restarts=child.restarts))
-        child.start(now)
+        try:
+            child.start(now)
+        except OSError as error:
+            log.error("%s cannot be started: %s", child, error)
+            return
         assert child.lifeline is not None
         self._selector.register(child.lifeline, selectors.EVENT_READ, lambda at: self._listen(child, at))
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda at: self._bury(child, at))
@@ -189,7 +193,13 @@ class Supervisor:
     # The template
 
     def _start_template(self) -> None:
-        self._template.start()
+        try:
+            self._template.start()
+        except OSError as error:
+            # Children are started by themselves then, which takes longer and is as good.
+            log.error("the template cannot be started: %s", error)
+            self._load_by = 0.0
+            return
         self._selector.register(self._template, selectors.EVENT_READ, self._hear_template)
         self._selector.register(self._template.pidfd, selectors.EVENT_READ, self._bury_template)
 

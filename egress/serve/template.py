@@ -21,6 +21,7 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from egress.engine import prepare_engine
@@ -44,25 +45,29 @@ def main() -> int:
     try:
         control = socket.socket(fileno=sys.stdin.fileno())
         settings = Settings.from_json(control.recv(MAX_MESSAGE_BYTES))
-    except (OSError, ValueError):
+    except (OSError, msgspec.MsgspecError):
         raise SystemExit("egress.serve.template is started by `egress serve`, not by hand") from None
     logs.configure(settings, "template")
     _load(settings)
     # What is loaded stays: no collection in a child is to write to the pages it shares.
     gc.collect()
     gc.freeze()
-    control.send(b"ready")
-    while True:
-        order, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
-        if not order:
-            return 0
-        pid = _fork_to_grandparent()
-        if not pid:
-            control.detach()
-            return _become(order.decode(), *fds)
-        for fd in fds:
-            os.close(fd)
-        control.send(b"%d" % pid)
+    try:
+        control.send(b"ready")
+        while True:
+            order, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
+            if not order:
+                return 0
+            pid = _fork_to_grandparent()
+            if not pid:
+                break
+            for fd in fds:
+                os.close(fd)
+            control.send(b"%d" % pid)
+    except ConnectionError:
+        return 0  # the supervisor is gone
+    control.detach()
+    return _become(order.decode(), *fds)
 
 
 def _load(settings: Settings) -> None:
@@ -74,22 +79,30 @@ def _load(settings: Settings) -> None:
 
 
 def _fork_to_grandparent() -> int:
-    """Fork a child that is not ours; its pid here, 0 there."""
+    """Fork a child that is not ours; its pid here, 0 there; -1 where there is no room for it."""
     reader, writer = os.pipe()
-    between = os.fork()
-    if not between:
-        pid = os.fork()
-        if pid:
-            os.write(writer, b"%d" % pid)
-            os._exit(0)
+    try:
+        between = os.fork()
+        if not between:
+            try:
+                pid = os.fork()
+                if pid:
+                    os.write(writer, b"%d" % pid)
+            except OSError:
+                pid = -1
+            if pid:
+                os._exit(0)
+            return 0
+        # Once it has ended its child belongs to the supervisor.
+        os.waitpid(between, 0)
+        os.set_blocking(reader, False)
+        return int(os.read(reader, 64))
+    except OSError as error:
+        log.error("cannot fork: %s", error)
+        return -1
+    finally:
         os.close(reader)
         os.close(writer)
-        return 0
-    os.close(writer)
-    # Once it has ended its child belongs to the supervisor.
-    os.waitpid(between, 0)
-    with os.fdopen(reader, "rb") as pipe:
-        return int(pipe.read())
 
 
 def _become(role: str, lifeline_fd: int, listen_fd: int = -1) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -74,6 +76,57 @@ def test_short_lives_are_followed_later_and_later(child: Child, template: Sleepe
     assert waits == pytest.approx([min(FIRST_BACKOFF_S * 2**n, LAST_BACKOFF_S) for n in range(7)])
     assert live(child, template, 100.0, SETTLED_S + 1) == 0.0
     assert live(child, template, 100.0, None) == pytest.approx(FIRST_BACKOFF_S)
+
+
+class Full(Template):
+    """A machine with no room for another process."""
+
+    def spawn(self, role: str, listen_fd: int | None) -> tuple[Process, Lifeline]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_a_start_that_fails_is_tried_again_later() -> None:
+    child = Child("shard", 0, Settings(), None, Full(Settings(), {}))
+    waits = []
+    for _ in range(6):
+        with pytest.raises(BlockingIOError):
+            child.start(100.0)
+        assert child.process is None
+        assert child.lifeline is None
+        waits.append(child.start_at - 100.0)
+    assert waits == pytest.approx([min(FIRST_BACKOFF_S * 2**n, LAST_BACKOFF_S) for n in range(6)])
+
+
+def test_without_descriptors_nothing_is_left_half_made() -> None:
+    template = Template(Settings(), dict(os.environ))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.dup(0)
+    try:
+        # Room for the socket pair, and then for less and less of what comes after it.
+        for room in range(8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spare + room, hard))
+            with contextlib.suppress(OSError):
+                process, lifeline = template.spawn("shard", None)
+                lifeline.close()
+                process.wait()  # it finds no first line and leaves
+            with contextlib.suppress(OSError):
+                template.start()
+                template.kill()
+                template.ended()
+            assert template.process is None
+            assert template.fileno() == -1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(spare)
+
+
+def test_the_template_is_not_started_by_hand() -> None:
+    for data in ("", "{", '{"shards": "x"}'):
+        done = subprocess.run(
+            [sys.executable, "-m", "egress.serve.template"], input=data, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert done.stderr == "egress.serve.template is started by `egress serve`, not by hand\n"
 
 
 def test_what_falls_to_us_and_is_nobodys_is_reaped_and_nothing_else() -> None:
