@@ -60,8 +60,9 @@ bench-smoke: bench-setup  ## run every benchmark with tiny counts
 stress: $(VENV)/.test  ## the long runs: kills, corruption, soak, load (SECONDS= each, SEED=)
 	$(BIN)/python -m tests.stress --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
-fuzz: $(VENV)/.test  ## random and mutated input (SECONDS= each, SEED=)
+fuzz: $(VENV)/.test  ## random and mutated input, guided by coverage where atheris is installed (SECONDS= each, SEED=)
 	for program in tests/fuzz/fuzz_*.py; do $(BIN)/python $$program --seconds $(SECONDS) --seed $(SEED) || exit 1; done
+	$(BIN)/python -m tests.fuzz.guided --seconds $(SECONDS) --seed $(SEED)
 
 asan: $(VENV)/.test  ## the C body's tests under AddressSanitizer (ARGS= goes to pytest)
 	$(BIN)/python -m tests.sanitize asan $(ARGS)
