@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 # Requests taken from one worker before the next step: a flood of requests must not hold the running ones up.
 TURN_REQUESTS = 256
-# While something waits for room in a ring there is no doorbell to wait on: look again after this long. A look at
-# a full ring costs 3 us (5 in the Python body), so that a worker that takes nothing costs the shard 0.1 % of a core.
+# While something waits for room in a ring there is no doorbell to wait on: look again after this long. A look
+# at a full ring takes 3 us (5 in the Python body), so 200 a second are nothing.
 BACKLOG_WAIT_S = 0.005
 # A worker's request ring that is not there yet is looked for this often, at start only.
 ATTACH_WAIT_S = 0.02
