@@ -17,7 +17,7 @@ import uvloop
 import ringbuf
 from bench.pipeline_steps import Step
 from egress.stream import channel
-from egress.stream.item import EgressItem, Frame
+from egress.stream.item import Done, EgressItem, Frame
 from egress.stream.ring_sink import RingSink
 from egress.stream.ring_source import RingSource
 from egress.stream.routes import Route
@@ -64,7 +64,8 @@ class _Upstream:
         raise SystemExit(f"{len(rids)} requests aborted: {cause}")
 
     def ended(self, route: Route, item: EgressItem) -> None:
-        raise SystemExit(f"{route.rid} ended: {item}")
+        if type(item) is not Done:
+            raise SystemExit(f"{route.rid} ended: {item}")
 
     def greeted(self, shard: int, hello: Hello) -> None:
         raise SystemExit("a greeting")
@@ -82,13 +83,18 @@ class Receiver:
         self._reached: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._ring.fileno(), self._turn)
 
-    def open(self, steps: Sequence[Step]) -> None:
-        """Make one channel per request, as the router does when it sends a request off."""
+    def open(self) -> None:
+        """Forget all requests."""
         self._source.routes.clear()
         self._sources.clear()
-        for rid in steps[0].rids:
-            sink, self._sources[rid] = channel()
-            self._source.routes[rid] = Route(rid, 0, sink)
+
+    def admit(self, rid: str) -> bool:
+        """Make a request's channel, as the router does when it sends one off; whether it is new."""
+        if rid in self._sources:
+            return False
+        sink, self._sources[rid] = channel()
+        self._source.routes[rid] = Route(rid, 0, sink)
+        return True
 
     def receive(self, count: int, n: int) -> None:
         """Return once `count` further steps of `n` requests are in their sinks."""
@@ -110,22 +116,37 @@ class Receiver:
         self._turn()
 
     def drain(self) -> int:
-        """Take everything from every sink, as handlers do; how many items that were."""
+        """Take everything from every sink and look at its text, as handlers do; how many events that were."""
         taken = 0
-        for source in self._sources.values():
-            while source.try_recv() is not None:
+        ended = []
+        for rid, source in self._sources.items():
+            take = source.try_recv
+            while (item := take()) is not None:
+                item.event.text  # noqa: B018
                 taken += 1
+                if type(item) is Done:
+                    ended.append(rid)
+        for rid in ended:
+            del self._sources[rid]
         return taken
 
     def check(self, step: Step) -> str | None:
         """What is wrong with the events that wait, one per request, of this step."""
         for i, rid in enumerate(step.rids):
             item = self._sources[rid].try_recv()
-            if type(item) is not Frame or self._sources[rid].try_recv() is not None:
-                return f"{rid}: not exactly one frame"
+            kind = Frame if step.finish_reasons[i] is None else Done
+            if type(item) is not kind or self._sources[rid].try_recv() is not None:
+                return f"{rid}: not exactly one {kind.__name__}"
             event = item.event
-            got = (event.rid, event.finish_reason, event.prompt_tokens, event.token_ids.tolist(), event.text)
-            if got != (rid, None, step.prompt_tokens[i], step.token_ids[i], step.texts[i]):
+            reason = None if event.finish_reason is None else event.finish_reason.to_wire()
+            got = (event.rid, reason, event.prompt_tokens, event.token_ids.tolist(), event.text)
+            if got != (
+                rid,
+                step.finish_reasons[i],
+                step.prompt_tokens[i],
+                step.token_ids[i],
+                step.texts[i],
+            ):
                 return f"{rid}: {event}"
             if event.completion_tokens != 1:
                 return f"{rid}: {event.completion_tokens} completion tokens"
@@ -143,6 +164,8 @@ class Receiver:
                 or not np.array_equal(event.extras.hidden_val, step.hidden[i].reshape(-1))
             ):
                 return f"{rid}: hidden"
+            if kind is Done:
+                del self._sources[rid]
         return None
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
 """The two processes of one transport in `pipeline_end_to_end`, and what the program asks of them.
 
 Steps go in groups: the receiver drains every sink, says go, and the clock runs from the sender's first step
-to the last event of the group in its sink. Draining is outside it, for all transports alike. Processor time
-is that of the whole process, its helper threads included, over the same spans.
+to the last event of the group in its sink; or, where the order says so, until every handler has taken its
+events out again and looked at each one's text. Making steps and opening sinks is outside it, for all
+transports alike. Processor time is that of the whole process, its helper threads included, over the same
+spans.
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from bench.harness import pin
-from bench.pipeline_steps import Step, make_steps
+from bench.pipeline_steps import Script, Step
 
 OURS = "ringbuf + egress"
 SGLANG = "ZeroMQ + pickle"
 # name: (module, sender, receiver, which kinds it takes part in)
 TRANSPORTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    OURS: ("bench.pipeline_ours", "Sender", "Receiver", ("plain", "logprobs", "hidden")),
-    SGLANG: ("bench.rivals.pipeline", "ZmqSender", "ZmqLoopReceiver", ("plain", "logprobs", "hidden")),
+    OURS: ("bench.pipeline_ours", "Sender", "Receiver", ("plain", "churn", "logprobs", "hidden")),
+    SGLANG: (
+        "bench.rivals.pipeline",
+        "ZmqSender",
+        "ZmqLoopReceiver",
+        ("plain", "churn", "logprobs", "hidden"),
+    ),
     "ZeroMQ + pickle, blocking": (
         "bench.rivals.pipeline",
         "ZmqSender",
         "ZmqReceiver",
-        ("plain", "logprobs", "hidden"),
+        ("plain", "churn", "logprobs", "hidden"),
     ),
     "ZeroMQ + pickle, arrays": (
         "bench.rivals.pipeline",
@@ -40,15 +47,20 @@ TRANSPORTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "bench.rivals.pipeline",
         "MsgpackSender",
         "MsgpackReceiver",
-        ("plain", "logprobs", "hidden"),
+        ("plain", "churn", "logprobs", "hidden"),
     ),
     "multiprocessing.Queue": (
         "bench.rivals.pipeline",
         "QueueSender",
         "QueueReceiver",
-        ("plain", "logprobs", "hidden"),
+        ("plain", "churn", "logprobs", "hidden"),
     ),
-    "vLLM's queue": ("bench.rivals.pipeline", "VllmSender", "VllmReceiver", ("plain", "logprobs", "hidden")),
+    "vLLM's queue": (
+        "bench.rivals.pipeline",
+        "VllmSender",
+        "VllmReceiver",
+        ("plain", "churn", "logprobs", "hidden"),
+    ),
 }
 
 
@@ -66,6 +78,7 @@ class Order(NamedTuple):
     steps: int
     gap_s: float = 0.0
     check: bool = False
+    takes: bool = False
 
 
 def _peer(role: str, transport: str, name: str, queue: Any, orders: Connection, other: Connection) -> None:
@@ -73,55 +86,75 @@ def _peer(role: str, transport: str, name: str, queue: Any, orders: Connection, 
     module, sender, receiver, _ = TRANSPORTS[transport]
     end = getattr(importlib.import_module(module), sender if role == "sender" else receiver)(name, queue)
     orders.send("ready")
-    steps: list[Step] = []
+    script: Script | None = None
     while (order := orders.recv()) is not None:
         if isinstance(order, tuple) and not isinstance(order, Order):
-            steps = make_steps(*order)
+            script = Script(*order)
             if role == "receiver":
-                end.open(steps)
+                end.open()
             # What lives as long as the case is not looked at by every collection in it, as servers do it.
             gc.collect()
             gc.freeze()
             orders.send("ready")
-        elif role == "sender":
-            orders.send(_send(end, steps, order, other))
         else:
-            orders.send(_receive(end, steps, order, other))
+            assert script is not None
+            orders.send((_send if role == "sender" else _receive)(end, script, order, other))
     end.close()
 
 
-def _send(end: Any, steps: Sequence[Step], order: Order, other: Connection) -> list[tuple[int, int]]:
+def _send(end: Any, script: Script, order: Order, other: Connection) -> list[tuple[int, int]]:
     spans = []
     for _ in range(order.groups):
+        steps = script.take(order.steps)
+        gc.freeze()
         other.recv_bytes()
         if order.gap_s:
             time.sleep(order.gap_s)
         cpu = time.process_time_ns()
         started = time.monotonic_ns()
-        for at in range(order.steps):
-            end.send(steps[at % len(steps)])
+        for step in steps:
+            end.send(step)
         other.recv_bytes()
         spans.append((started, time.process_time_ns() - cpu))
     return spans
 
 
-def _receive(end: Any, steps: Sequence[Step], order: Order, other: Connection) -> list[tuple[int, int]] | str:
+def _receive(end: Any, script: Script, order: Order, other: Connection) -> list[tuple[int, int]] | str:
     spans = []
-    n = len(steps[0].rids)
     wrong: str | None = None
     for _ in range(order.groups):
+        steps = script.take(order.steps)
+        _admit(end, steps)
+        n = len(steps[0].rids)
+        taken = None
         cpu = time.process_time_ns()
         other.send_bytes(b"go")
         end.receive(order.steps, n)
+        if order.takes:
+            taken = end.drain()
         ended = time.monotonic_ns()
         spans.append((ended, time.process_time_ns() - cpu))
         other.send_bytes(b"done")
         if order.check:
             wrong = wrong or end.check(steps[0])
             end.drain()
-        elif (taken := end.drain()) != order.steps * n:
+            continue
+        if taken is None:
+            taken = end.drain()
+        if taken != order.steps * n:
             wrong = f"{taken} events in the sinks, {order.steps * n} were sent"
     return spans if wrong is None else wrong
+
+
+def _admit(end: Any, steps: Sequence[Step]) -> None:
+    """Open a sink for every request that is new in these steps."""
+    for step in steps:
+        for rid in reversed(step.rids):
+            # Newcomers stand at the end.
+            if not end.admit(rid):
+                break
+    # As for the case: steps are not to be looked at by collections within the clock.
+    gc.freeze()
 
 
 class Pair:

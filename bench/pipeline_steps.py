@@ -1,6 +1,8 @@
 """What an engine makes in one step, the same for every transport of `pipeline_end_to_end`.
 
-Both processes build the same steps from the same seed, so the receiver knows what every sink must hold.
+Both processes build the same steps from the same seed, so the receiver knows what every sink must hold. In
+most kinds the same requests run all the time; in "churn" every step ends some of them and the next one begins
+with as many others, at the end of its rows, as in an engine that is kept full.
 Log-probabilities and hidden states are arrays, as they come off a device; a transport that ships lists makes
 them itself, as servers do (`tolist`).
 """
@@ -12,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-KINDS = ("plain", "logprobs", "hidden")
+KINDS = ("plain", "churn", "logprobs", "hidden")
+# Answers of 200 tokens: of 200 requests one ends in a step.
+CHURN = 200
 TOP = 5
 HIDDEN = 4096
 
@@ -50,26 +54,54 @@ class Step(NamedTuple):
     hidden: Any = None
 
 
-def make_steps(kind: str, n: int, count: int = 4) -> list[Step]:
-    """The steps of one case, to be sent in turns: `n` requests, one token each."""
-    draw = random.Random(n)
-    arrays = np.random.default_rng(n)
-    rids = [f"{draw.getrandbits(128):032x}" for _ in range(n)]
-    prompts = [draw.randrange(1, 4000) for _ in range(n)]
-    steps = []
-    for _ in range(count):
+class Script:
+    """The steps of one case, `n` requests and one token each, without an end."""
+
+    def __init__(self, kind: str, n: int) -> None:
+        self._draw = random.Random(n)
+        self._kind = kind
+        self._n = n
+        self._at = 0
+        self._rids = [self._rid() for _ in range(n)]
+        self._prompts = [self._draw.randrange(1, 4000) for _ in range(n)]
+        # Made once where nothing changes but the tokens: to be sent in turns.
+        self._made = [] if kind == "churn" else [self._step(np.random.default_rng(n + k)) for k in range(4)]
+
+    def take(self, count: int) -> list[Step]:
+        """The next steps."""
+        if self._kind == "churn":
+            return [self._turn_over() for _ in range(count)]
+        self._at += count
+        return [self._made[at % len(self._made)] for at in range(self._at - count, self._at)]
+
+    def _rid(self) -> str:
+        return f"{self._draw.getrandbits(128):032x}"
+
+    def _step(self, arrays: np.random.Generator) -> Step:
+        draw, n = self._draw, self._n
         ids = [[draw.randrange(150_000)] for _ in range(n)]
         texts = [draw.choice(_WORDS) for _ in range(n)]
         # Distinct lists, as from an engine: pickle would write a shared one once.
-        step = Step(list(rids), [None] * n, list(prompts), ids, texts, [1] * n)
-        if kind == "logprobs":
+        step = Step(list(self._rids), [None] * n, list(self._prompts), ids, texts, [1] * n)
+        if self._kind == "logprobs":
             step = step._replace(
                 out_lp_val=-arrays.random((n, 1), np.float32),
                 out_lp_idx=np.array(ids, np.int32),
                 out_top_val=-arrays.random((n, 1, TOP), np.float32),
                 out_top_idx=arrays.integers(0, 150_000, (n, 1, TOP), np.int32),
             )
-        elif kind == "hidden":
+        elif self._kind == "hidden":
             step = step._replace(hidden=arrays.random((n, 1, HIDDEN), np.float32))
-        steps.append(step)
-    return steps
+        return step
+
+    def _turn_over(self) -> Step:
+        """A step that ends some requests; others take their places from the next one on."""
+        step = self._step(np.random.default_rng(0))
+        ending = sorted(self._draw.sample(range(self._n), max(1, self._n // CHURN)), reverse=True)
+        for row in ending:
+            step.finish_reasons[row] = {"type": "length", "length": 200}
+            del self._rids[row], self._prompts[row]
+        for _ in ending:
+            self._rids.append(self._rid())
+            self._prompts.append(self._draw.randrange(1, 4000))
+        return step

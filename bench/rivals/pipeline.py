@@ -2,8 +2,9 @@
 
 The receiving side mirrors SGLang's tokenizer manager (python/sglang/srt/managers/tokenizer_manager.py,
 `_handle_batch_output`): a loop over the rids, a state looked up, a `meta_info` and an output dict made,
-appended to the state's `out_list`, its asyncio.Event set. It is leaner than the original (no cumulative text,
-no metrics, no logprob tuples: values are handed on as they came), and so are the objects sent.
+appended to the state's `out_list`, its asyncio.Event set; who has finished is forgotten. It is leaner than
+the original (no cumulative text, no metrics, no logprob tuples: values are handed on as they came), and so
+are the objects sent.
 
 Each transport ships the columns in the form its servers do: lists, made from the engine's arrays by `tolist`;
 the rows called "arrays" keep numpy arrays instead, which pickle 5 copies whole.
@@ -16,7 +17,6 @@ import contextlib
 import os
 import pickle
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -56,13 +56,22 @@ class State:
 
 
 class Table:
-    """rid -> State, and the loop that fills them."""
+    """rid -> State, and the loop that fills them; and the handlers' hold on the same states."""
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {}
+        self._handlers: dict[str, State] = {}
 
-    def open(self, steps: Sequence[Step]) -> None:
-        self._states = {rid: State() for rid in steps[0].rids}
+    def open(self) -> None:
+        """Forget all requests."""
+        self._states, self._handlers = {}, {}
+
+    def admit(self, rid: str) -> bool:
+        """Make a request's state; whether it is new."""
+        if rid in self._handlers:
+            return False
+        self._states[rid] = self._handlers[rid] = State()
+        return True
 
     def route(self, columns: dict[str, Any]) -> None:
         """Lead one step's rows to their states."""
@@ -92,19 +101,29 @@ class Table:
             state.finished = reasons[i] is not None
             state.out_list.append(out_dict)
             state.event.set()
+            if state.finished:
+                del states[rid]
 
     def drain(self) -> int:
+        """Take everything and look at its text, as handlers do; how many events that were."""
         taken = 0
-        for state in self._states.values():
-            taken += len(state.out_list)
-            state.out_list = []
+        ended = []
+        for rid, state in self._handlers.items():
+            out_list, state.out_list = state.out_list, []
             state.event.clear()
+            for out in out_list:
+                out["text"]
+                taken += 1
+            if state.finished:
+                ended.append(rid)
+        for rid in ended:
+            del self._handlers[rid]
         return taken
 
     def check(self, step: Step) -> str | None:
         """What is wrong with the events that wait, one per request, of this step."""
         for i, rid in enumerate(step.rids):
-            out = self._states[rid].out_list
+            out = self._handlers[rid].out_list
             if len(out) != 1:
                 return f"{rid}: not exactly one event"
             meta = out[0]["meta_info"]
@@ -115,7 +134,13 @@ class Table:
                 out[0]["output_ids"],
                 out[0]["text"],
             )
-            if got != (rid, None, step.prompt_tokens[i], step.token_ids[i], step.texts[i]):
+            if got != (
+                rid,
+                step.finish_reasons[i],
+                step.prompt_tokens[i],
+                step.token_ids[i],
+                step.texts[i],
+            ):
                 return f"{rid}: {out[0]}"
             for name, key in (
                 ("out_lp_val", "output_token_logprobs_val"),
