@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Inputs longer than these are more of the same; a pattern over 256 bytes is refused unseen.
 MAX_BYTES = {"frames": 1024, "params": 1024, "admission": 272}
 SEEDS = 400
-# One of so many admitted patterns is attacked with searches: that takes a hundred times as long as a verdict.
-ATTACKED = 32
+# One of so many admitted patterns is attacked with searches, which takes several times as long as a verdict.
+ATTACKED = 4
 INPUT_S = 30
 
 Judge = Callable[[bytes], None]
