@@ -49,9 +49,11 @@ class FinishReason(msgspec.Struct, frozen=True, tag_field="type"):
         """
         if type(mapping) is not dict and not isinstance(mapping, Mapping):
             raise TypeError(f"a finish reason is a mapping, not {type(mapping).__name__}")
+        kind = mapping.get("type")
         try:
-            reason: FinishReason = msgspec.convert(mapping, _KNOWN)
-        except msgspec.ValidationError:
+            # One type of the union at a time: msgspec keeps what it needs to know of that, and not of unions.
+            reason: FinishReason = msgspec.convert(mapping, _KNOWN[kind])
+        except (msgspec.ValidationError, KeyError, TypeError):
             return Unknown(dict(mapping) if type(mapping) is not dict else mapping)
         if type(reason) is Length and reason.length is not None and reason.length > _U64_MAX:
             return Unknown(dict(mapping))
@@ -101,13 +103,17 @@ class Unknown(FinishReason, frozen=True):
         return self.raw
 
 
-_KNOWN = Stop | Length | Abort
+_KNOWN: dict[Any, type[FinishReason]] = {"stop": Stop, "length": Length, "abort": Abort}
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def is_plain(value: Any) -> bool:
     """Whether a value is what JSON has too, apart from NaN: a reason goes on to clients, unchanged."""
     if type(value) is dict:
-        return all(type(key) is str and is_plain(item) for key, item in value.items())
+        for key, item in value.items():
+            if type(key) is not str or not (type(item) in _SCALARS or is_plain(item)):
+                return False
+        return True
     if type(value) is list:
         return all(map(is_plain, value))
-    return value is None or type(value) in (str, int, float, bool)
+    return type(value) in _SCALARS
