@@ -90,6 +90,12 @@ class ItemSource(Protocol):
     def try_recv(self) -> EgressItem | None:
         """The next item, or None when nothing waits."""
 
+    def on_next(self, waker: Callable[[], None]) -> bool:
+        """Have `waker` called once, when an item comes or none will; False: there is something already."""
+
+    def forget(self, waker: Callable[[], None]) -> None:
+        """Take back a waker that was not called."""
+
     def close(self) -> None:
         """Take no more; whoever sends learns it."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from egress.errors import EgressError, ValidationError
 from egress.serve.dispatch import Generation
+from egress.serve.http import sse
 from egress.serve.http.bodies import check_range, read_body, words
 from egress.serve.http.errors import Failure
 from egress.serve.http.exchange import Exchange, encode
@@ -185,6 +186,7 @@ class _ChatChoice:
     """One choice of a chat."""
 
     __slots__ = (
+        "_around",
         "_asked",
         "_has_role",
         "_head",
@@ -204,6 +206,9 @@ class _ChatChoice:
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._has_role = False
+        self._around = head.around(
+            b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
+        )
         self.index = index
         self.prompt_tokens = 0
         self.completion_tokens = 0
@@ -235,8 +240,21 @@ class _ChatChoice:
             spelled = None
         return {"token": text or "", "logprob": logprob, "bytes": spelled}
 
+    def pass_on(self, event: ChunkEvent) -> bytes:
+        """One event in, one out; see reader.Answer."""
+        text = event.text
+        is_plain = self._has_role and not self._asked.return_logprob and event.finish_reason is None
+        if not text or self._text or not is_plain:
+            self.push(event)
+            return self.take()
+        self.prompt_tokens = event.prompt_tokens
+        self.completion_tokens += event.completion_tokens
+        start, end = self._around
+        part = encode(text)
+        return b"".join((start, part if part.isascii() else sse.safe(part), end))
+
     def take(self) -> bytes:
-        """What is new as one event, the role before anything else; see delivery.Answer."""
+        """What is new as one event, the role before anything else; see reader.Answer."""
         if not self._text and self.reason is None and not self._logprobs and self._has_role:
             return b""
         first = b""

@@ -9,6 +9,7 @@ import msgspec
 
 from egress.errors import ValidationError
 from egress.serve.dispatch import Generation
+from egress.serve.http import sse
 from egress.serve.http.bodies import check_range, read_body
 from egress.serve.http.errors import Failure
 from egress.serve.http.exchange import Exchange, encode
@@ -120,8 +121,8 @@ class _Completion:
     """One choice of a completion."""
 
     __slots__ = (
+        "_around",
         "_asked",
-        "_body_logprobs",
         "_echo",
         "_head",
         "_logprobs",
@@ -140,6 +141,7 @@ class _Completion:
         self._text = [echo] if echo else []
         self._logprobs = _Logprobs()
         self._offset = 0
+        self._around = head.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
         self.index = index
         self.prompt_tokens = 0
         self.completion_tokens = 0
@@ -157,8 +159,20 @@ class _Completion:
                 self._logprobs.push(event.extras, "in")
             self._logprobs.push(event.extras, "out")
 
+    def pass_on(self, event: ChunkEvent) -> bytes:
+        """One event in, one out; see reader.Answer."""
+        text = event.text
+        if not text or self._text or event.finish_reason is not None or self._asked.return_logprob:
+            self.push(event)
+            return self.take()
+        self.prompt_tokens = event.prompt_tokens
+        self.completion_tokens += event.completion_tokens
+        start, end = self._around
+        part = encode(text)
+        return b"".join((start, part if part.isascii() else sse.safe(part), end))
+
     def take(self) -> bytes:
-        """What is new as one event; see delivery.Answer."""
+        """What is new as one event; see reader.Answer."""
         if not self._text and self.reason is None and not self._logprobs.tokens:
             return b""
         return self._head.event(self._json())

@@ -11,20 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
-from typing import Protocol
 
-from egress.errors import Truncated
-from egress.serve.dispatch import Call, Generation, Stream
+from egress.serve.dispatch import Call, Generation
 from egress.serve.http import sse
-from egress.serve.http.errors import Failure, failure_of, failure_of_item, failure_of_reason
+from egress.serve.http.errors import Failure, failure_of
 from egress.serve.http.exchange import ClientGone, Exchange
+from egress.serve.http.reader import Answer, Reader
 from egress.serve.metrics import WorkerMetrics
-from egress.stream.item import Done, EgressItem, Error, Frame
-from egress.wire.event import ChunkEvent
-from egress.wire.finish_reason import FinishReason, Unknown
 
-__all__ = ["Answer", "Delivery", "Failed"]
+__all__ = ["Delivery", "Failed"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,19 +36,6 @@ class Failed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-class Answer(Protocol):
-    """How one generation's answer is shown."""
-
-    def push(self, event: ChunkEvent) -> None:
-        """Take the next part; the last one has a finish reason."""
-
-    def take(self) -> bytes:
-        """What is new since the last call, framed as events; b"" when there is nothing to show."""
-
-    def fail(self, failure: Failure) -> bytes:
-        """The framed event that tells how this generation failed."""
 
 
 class Delivery:
@@ -80,7 +62,7 @@ class Delivery:
         self._exchange = exchange
         self._metrics = metrics
         self._readers = [
-            _Reader(call, stream, answer, generation.sampling.stream_interval, metrics)
+            Reader(call, stream, answer, generation.sampling.stream_interval, metrics)
             for stream, answer, generation in zip(call.streams, answers, generations, strict=True)
         ]
 
@@ -99,7 +81,7 @@ class Delivery:
                     for reader in self._readers:
                         group.create_task(self._whole(reader))
 
-    async def _whole(self, reader: _Reader) -> None:
+    async def _whole(self, reader: Reader) -> None:
         while await reader.more():
             pass
         if reader.failure is not None:
@@ -146,18 +128,21 @@ class Delivery:
             last += tail() + sse.DONE
         await exchange.end_events(last)
 
-    async def _pump(self, reader: _Reader, lock: asyncio.Lock | None) -> bytes:
+    async def _pump(self, reader: Reader, lock: asyncio.Lock | None) -> bytes:
         """Send one reader's events; with a lock, one among several. Returns what is left to send."""
         exchange = self._exchange
         send = exchange.send_events
-        more, take = reader.more, reader.answer.take
-        while await more():
-            if data := take():
+        take = reader.answer.take
+        while await reader.more():
+            data = take()
+            while data:
                 if lock is None:
                     await send(data)
                 else:
                     async with lock:
                         await send(data)
+                direct = exchange.direct()
+                data = b"" if direct is None else await reader.pushed(direct)
         if reader.failure is None:
             data = take()
         elif exchange.started:
@@ -170,96 +155,6 @@ class Delivery:
             async with lock:
                 await send(data)
         return b""
-
-
-class _Reader:
-    """Reads one stream into its answer and keeps the clock on it."""
-
-    __slots__ = (
-        "_asked",
-        "_call",
-        "_interval",
-        "_last",
-        "_metrics",
-        "_rid",
-        "_source",
-        "_untaken",
-        "answer",
-        "failure",
-    )
-
-    def __init__(
-        self, call: Call, stream: Stream, answer: Answer, interval: int | None, metrics: WorkerMetrics
-    ) -> None:
-        self._call = call
-        self._rid = stream.rid
-        self._source = stream.source
-        self._metrics = metrics
-        self._interval = interval or 1
-        self._untaken = 0
-        self._asked = perf_counter()
-        self._last = 0.0
-        self.answer = answer
-        self.failure: Failure | None = None
-
-    async def more(self) -> bool:
-        """Wait for something new and push all that waits; False: that was the end, see `failure`."""
-        push = self.answer.push
-        while True:
-            try:
-                item: EgressItem | None = await self._source.recv()
-            except Truncated as error:
-                # Stays armed: nothing said that the request has ended upstream.
-                return self._failed(failure_of(error))
-            tokens = 0
-            while item is not None:
-                if type(item) is Frame:
-                    push(item.event)
-                    tokens += item.event.completion_tokens
-                    item = self._source.try_recv()
-                elif type(item) is Done:
-                    push(item.event)
-                    self._observe(tokens + item.event.completion_tokens)
-                    return self._ended(item.event.finish_reason)
-                else:
-                    # Control answers no generation: then this one's answer was never given.
-                    self._call.done(self._rid)
-                    told = failure_of_item(item) if isinstance(item, Error) else failure_of(Truncated())
-                    return self._failed(told)
-            is_first = self._last == 0.0
-            self._observe(tokens)
-            self._untaken += tokens
-            if self._untaken >= self._interval or is_first:
-                self._untaken = 0
-                return True
-
-    def _observe(self, tokens: int) -> None:
-        now = perf_counter()
-        if self._last == 0.0:
-            self._metrics.time_to_first_token.observe(now - self._asked)
-        elif tokens:
-            self._metrics.inter_token.observe((now - self._last) / tokens, tokens)
-        self._last = now
-
-    def _ended(self, reason: FinishReason | None) -> bool:
-        self._call.done(self._rid)
-        self.failure = failure_of_reason(reason)
-        if self.failure is not None:
-            self._metrics.failed(self.failure.status)
-        else:
-            self._metrics.e2e.observe(self._last - self._asked)
-            self._metrics.succeeded(_reason_label(reason))
-        return False
-
-    def _failed(self, failure: Failure) -> bool:
-        self._metrics.failed(failure.status)
-        self.failure = failure
-        return False
-
-
-def _reason_label(reason: FinishReason | None) -> str:
-    """A label out of a closed set: what an unknown reason calls itself comes from outside."""
-    return "unknown" if reason is None or type(reason) is Unknown else type(reason).__name__.lower()
 
 
 @contextlib.contextmanager

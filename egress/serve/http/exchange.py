@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from egress.serve.http import sse
+from egress.serve.http.direct import Direct
 from egress.serve.http.errors import HttpError
 
 __all__ = ["ClientGone", "Exchange", "encode"]
@@ -117,6 +118,10 @@ class Exchange:
             self.status = 200
             await self._send(_START_EVENTS)
         await self._send({"type": "http.response.body", "body": data})
+
+    def direct(self) -> Direct | None:
+        """A way to send more events of a stream under way without awaiting, where the server has one."""
+        return Direct.of(self._send)
 
     def connected(self) -> Connected:
         """Watch for the client's leaving during an `async with`; the body must have been read."""

@@ -64,8 +64,10 @@ class NativeAnswer:
         "_incremental",
         "_index",
         "_inputs",
+        "_is_plain",
         "_meta",
         "_outputs",
+        "_plain",
         "_prompt_tokens",
         "_reason",
         "_started",
@@ -96,6 +98,9 @@ class NativeAnswer:
         self._inputs = dict.fromkeys((family[0] for family in self._families), b"")
         self._outputs = {family[0]: bytearray() for family in self._families}
         self._hidden = b"[]"
+        self._is_plain = incremental and not self._families and not asked.return_hidden_states
+        # The constant parts of a plain event, once the number of prompt tokens is known.
+        self._plain: tuple[bytes, ...] = ()
 
     def push(self, event: ChunkEvent) -> None:
         """Take the next part of the answer."""
@@ -123,6 +128,31 @@ class NativeAnswer:
                 start += width
             self._hidden = encode(rows)
 
+    def pass_on(self, event: ChunkEvent) -> bytes:
+        """One event in, one out; see reader.Answer."""
+        is_plain = self._is_plain and event.finish_reason is None and self._plain
+        if not is_plain or self._ids or self._text or event.prompt_tokens != self._prompt_tokens:
+            self.push(event)
+            data = self.take()
+            if self._is_plain:
+                self._plain = self._constants()
+            return data
+        self._completion_tokens = count = self._completion_tokens + event.completion_tokens
+        start, middle, meta, end = self._plain
+        text = encode(event.text)
+        if not text.isascii():
+            text = sse.safe(text)
+        return b"".join((start, text, middle, encode(event.ids), meta, encode(count), end))
+
+    def _constants(self) -> tuple[bytes, ...]:
+        """What stands around text, ids and count of a plain event, as `body` and sse.event have it."""
+        event = sse.event(
+            b'{"text":\0,"output_ids":\0%bnull,"prompt_tokens":%d,"completion_tokens":\0}%b}'
+            % (self._meta[1:], self._prompt_tokens, self._index)
+        )
+        # No JSON holds a NUL.
+        return tuple(event.split(b"\0"))
+
     def body(self) -> bytes:
         """The answer as one JSON object: all of it, or, incremental, what `take` has not given yet."""
         reason = self._reason
@@ -148,7 +178,7 @@ class NativeAnswer:
         return b"".join(parts)
 
     def take(self) -> bytes:
-        """What is new as one event; see delivery.Answer."""
+        """What is new as one event; see reader.Answer."""
         data = sse.event(self.body())
         if self._incremental:
             self._text.clear()

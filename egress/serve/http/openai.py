@@ -15,9 +15,10 @@ from egress.request.sampling import SamplingParams
 from egress.serve.dispatch import Generation
 from egress.serve.http import sse
 from egress.serve.http.bodies import Body, check_range, check_rid, new_rid, words
-from egress.serve.http.delivery import Answer, Delivery
+from egress.serve.http.delivery import Delivery
 from egress.serve.http.errors import Failure, HttpError, openai
 from egress.serve.http.exchange import Exchange, encode
+from egress.serve.http.reader import Answer
 from egress.serve.http.service import Service
 from egress.wire.finish_reason import FinishReason, Unknown
 
@@ -148,6 +149,13 @@ class Head(msgspec.Struct, frozen=True):
         """One framed event; `choices` is the inside of the array."""
         tail = b',"usage":' + usage if self.wants_usage else b""
         return sse.event(b'%b,"choices":[%b]%b}' % (self.json, choices, tail))
+
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands around the one varying part of an event whose choice begins with `before` and ends with
+        `after`: `event` of the three joined is `start + sse.safe(part) + end`."""
+        # No JSON holds a NUL.
+        start, end = self.event(before + b"\0" + after).split(b"\0")
+        return start, end
 
 
 class Choice(Answer, Protocol):

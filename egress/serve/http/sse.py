@@ -8,7 +8,7 @@ Everything else stays UTF-8: a Chinese answer is readable in `curl`, and half as
 
 from __future__ import annotations
 
-__all__ = ["DONE", "HEADERS", "event"]
+__all__ = ["DONE", "HEADERS", "event", "safe"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -22,8 +22,11 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 def event(json: bytes) -> bytes:
     """Frame one JSON document, without a line feed in it, as one event."""
-    if json.isascii():
-        return b"data: %b\n\n" % json
+    return b"data: %b\n\n" % (json if json.isascii() else safe(json))
+
+
+def safe(json: bytes) -> bytes:
+    """Escape what a reader might take for the end of a line; JSON, or a part of it, stays what it says."""
     # Outside a string JSON is ASCII, so wherever these sequences occur an escape may stand in their place.
     json = json.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
-    return b"data: %b\n\n" % json.replace(b"\xc2\x85", b"\\u0085")
+    return json.replace(b"\xc2\x85", b"\\u0085")
