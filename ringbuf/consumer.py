@@ -16,7 +16,8 @@ from ringbuf import _ops
 from ringbuf._hooks import is_watched
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
-from ringbuf.frame import Frame
+from ringbuf.frame import Frame, private
+from ringbuf.layout import FRAME_HEADER
 from ringbuf.seat import Seat
 from ringbuf.wait import Deadline
 from ringbuf.watch import Watch
@@ -25,6 +26,10 @@ __all__ = ["Consumer"]
 
 # `async for` lets other tasks run after so many frames in a row.
 _FRAMES_A_TURN = 64
+# Iterating hands out what takes more than this part of the ring as a private copy. The loop's variable keeps
+# its frame while the next one is awaited, and the producer may wait for just these bytes. A quarter that is
+# kept leaves room for any frame of up to three eighths with the padding before it.
+_KEPT_PART = 4
 
 
 def _leave(seat: Seat, watch: Watch, close: Callable[[], None]) -> None:
@@ -37,12 +42,15 @@ class Consumer:
     """One reader of a ring. Made by `ringbuf.attach`.
 
     One thread at a time may use it; `close` may be called from any thread, and ends a read that waits there.
-    Iterating ends at the clean end of the ring and raises PeerDead like `read`.
+    Iterating ends at the clean end of the ring and raises PeerDead like `read`. It hands out frames of more
+    than a quarter of the capacity as private copies, because the loop's variable keeps its frame while the
+    next one is awaited, and the producer may wait for just that room.
     """
 
     __slots__ = {
         "__weakref__": None,
         "_finalizer": None,
+        "_kept": None,
         "_read_many": None,
         "_seat": None,
         "_turn": None,
@@ -90,6 +98,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         self._seat = seat
         self._watch = watch
         self._turn = 0
+        self._kept = seat.tenure.segment.geometry.capacity // _KEPT_PART - FRAME_HEADER
         self._read_many = reader.read_many
         self.try_read = reader.try_read
         self._finalizer = weakref.finalize(self, _leave, seat, watch, reader.close)
@@ -178,9 +187,10 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
 
     def __next__(self) -> Frame:
         try:
-            return self.read()
+            frame = self.read()
         except RingClosed:
             raise StopIteration from None
+        return frame if len(frame) <= self._kept else private(frame)
 
     def __aiter__(self) -> Consumer:
         return self
@@ -196,7 +206,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
                     if self._turn >= _FRAMES_A_TURN:
                         self._turn = 0
                         await asyncio.sleep(0)
-                    return frame
+                    return frame if len(frame) <= self._kept else private(frame)
                 watch.raise_if_dead()
                 self._turn = 0
                 await readable(fd)

@@ -83,6 +83,18 @@ class Frame:
         return f"<Frame tag={self.tag} seq={self.seq} {state}>"
 
 
+def private(frame: Frame) -> Frame:
+    """A private copy of a frame, which is released."""
+    copy = Frame()
+    copy.tag = frame.tag
+    copy.seq = frame.seq
+    data = bytes(frame.payload)
+    # Below two bytes the interpreter shares one object for all, and views of this one could not be counted.
+    copy._data = data if len(data) > 1 else np.frombuffer(data, np.uint8)
+    frame.release()
+    return copy
+
+
 def _own_references() -> int:
     """How many references to its bytes a frame without views counts; the interpreter's own among them."""
     frame = Frame()

@@ -358,3 +358,63 @@ def test_many_waiting_consumers_share_one_timer(name: str) -> None:
 
 def test_a_read_only_process_may_not_attach(producer: ringbuf.Producer) -> None:
     assert os.stat(f"/dev/shm/ringbuf.{producer.name}").st_mode & 0o777 == 0o600
+
+
+LARGE = [30_000, 32_752, 16_369, 24_000] * 6  # up to the most that fits, and never less than a quarter
+
+
+def writing_large(producer: ringbuf.Producer) -> threading.Thread:
+    """Writes the LARGE frames, waiting for room, and ends the ring."""
+
+    def write() -> None:
+        for number, size in enumerate(LARGE):
+            producer.write(1, bytes([number]) * size, timeout=60)
+        producer.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def test_a_loop_that_keeps_a_large_frame_does_not_hold_up_the_next(name: str) -> None:
+    with ringbuf.create(name, capacity=1 << 16) as producer, ringbuf.attach(name) as consumer:
+        thread = writing_large(producer)
+        seen = []
+        for frame in consumer:
+            # Both stay until the next frame is there, which may need all of the ring.
+            payload = frame.payload
+            assert payload.readonly
+            assert payload.tobytes() == bytes([frame.seq]) * LARGE[frame.seq]
+            seen.append((frame.tag, frame.seq, len(frame)))
+        thread.join()
+        assert seen == [(1, number, size) for number, size in enumerate(LARGE)]
+        assert len(frame) == len(payload) == LARGE[-1]
+        with pytest.raises(ringbuf.FrameInUse):
+            frame.release()
+        payload.release()
+        del payload
+        frame.release()
+
+
+def test_an_asynchronous_loop_that_keeps_a_large_frame_does_not_hold_up_the_next(name: str) -> None:
+    async def read_all() -> list[int]:
+        seen = []
+        async for frame in consumer:
+            payload = frame.payload
+            assert payload.tobytes() == bytes([frame.seq]) * LARGE[frame.seq]
+            seen.append(frame.seq)
+        return seen
+
+    with ringbuf.create(name, capacity=1 << 16) as producer, ringbuf.attach(name) as consumer:
+        thread = writing_large(producer)
+        assert asyncio.run(asyncio.wait_for(read_all(), 60)) == list(range(len(LARGE)))
+        thread.join()
+
+
+def test_iterating_hands_out_leases_up_to_a_quarter_of_the_ring(name: str) -> None:
+    with ringbuf.create(name, capacity=1 << 16) as producer, ringbuf.attach(name) as consumer:
+        for size, leases in ((1 << 14, 0), ((1 << 14) - 16, 1)):
+            producer.write(1, bytes(size))
+            frame = next(consumer)
+            assert ringbuf.inspect(name).consumers[0].leases == leases
+            del frame
