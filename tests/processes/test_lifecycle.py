@@ -250,9 +250,9 @@ def test_forked_shards_draw_other_numbers(tmp_path: Path) -> None:
     with start(tmp_path, "--engine", "tests.processes.drawing:make") as server:
         server.wait_ready()
         drawn = [server.get(f"/server_info?shard={shard}")["engine_info"]["drawn"] for shard in (0, 1)]
-        victim = server.shard_pids()[0]
-        os.kill(victim, signal.SIGKILL)
-        successor(server, "shard", server.children()["shard"])
+        before = server.children()["shard"]
+        os.kill(server.shard_pids()[0], signal.SIGKILL)
+        successor(server, "shard", before)
         wait_until(server.is_ready, 60, "the shard's return")
         drawn.append(server.get("/server_info?shard=0")["engine_info"]["drawn"])
         for kind in range(2):
