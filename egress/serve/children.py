@@ -114,6 +114,8 @@ class Child:
 
     def ping(self, now: float) -> None:
         """Ask for a sign of life; kill a child that has given none for too long."""
+        if self.process is None:
+            return
         silent_s = now - self._answered
         if silent_s > (self._settings.hang_s if self.is_up else START_S):
             log.error(

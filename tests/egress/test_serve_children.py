@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 from support import MS, wait_until
 
-from egress.serve.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, SETTLED_S, Child
+from egress.serve.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, SETTLED_S, START_S, Child
 from egress.serve.config import Settings
 from egress.serve.forks import Process, Template, adopt_orphans, reap_strays
-from egress.serve.lifeline import Lifeline, Ready
+from egress.serve.lifeline import Lifeline, Ping, Ready, Start
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -76,6 +76,22 @@ def test_short_lives_are_followed_later_and_later(child: Child, template: Sleepe
     assert waits == pytest.approx([min(FIRST_BACKOFF_S * 2**n, LAST_BACKOFF_S) for n in range(7)])
     assert live(child, template, 100.0, SETTLED_S + 1) == 0.0
     assert live(child, template, 100.0, None) == pytest.approx(FIRST_BACKOFF_S)
+
+
+def test_only_what_runs_is_pinged_and_only_what_is_silent_is_killed(
+    child: Child, template: Sleepers, caplog: pytest.LogCaptureFixture
+) -> None:
+    child.ping(1e9)
+    child.start(100.0)
+    child.ping(100.0 + START_S)
+    template.ends[-1].send(Ready())
+    child.receive(200.0)
+    child.ping(200.0 + Settings().hang_s)
+    assert [type(order) for order in template.ends[-1].receive()] == [Start, Ping]
+    assert not caplog.records
+    child.ping(200.1 + Settings().hang_s)
+    assert "does not answer" in caplog.text
+    assert child.ended(300.0) == -signal.SIGKILL
 
 
 class Full(Template):
