@@ -1,7 +1,9 @@
 """How soon an asyncio reader sees a frame sent while its loop sleeps: a ring against a bare eventfd.
 
 Unit: microseconds from send to the reader's line, one frame every 5 ms, under asyncio and uvloop.
-The eventfd is the floor: one kernel counter, no data; its send time travels in a shared page.
+The eventfd is the floor: one kernel counter, no data; its send time travels in a shared page. Each is read in
+two ways, each compared with its like: in the loop's own callback, and in a task that waits (`async for`),
+which costs every transport one more turn of the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def send(transport: str, name: str, count: int, fd: int) -> None:
     """The signalling process: one frame every GAP_S seconds, then its end."""
     harness.pin(0)
     clock = time.monotonic_ns
-    if transport == "ringbuf":
+    if transport.startswith("ringbuf"):
         with ringbuf.create(name, capacity=1 << 16, slots=1) as producer:
             print("ready", flush=True)
             sys.stdin.readline()
@@ -46,6 +48,7 @@ def send(transport: str, name: str, count: int, fd: int) -> None:
 
 
 async def receive_ring(name: str, count: int) -> list[int]:
+    """A task over `async for`."""
     samples = []
     with ringbuf.attach(name, start="oldest", timeout=10) as consumer:
         print("ready", flush=True)
@@ -57,16 +60,57 @@ async def receive_ring(name: str, count: int) -> list[int]:
     return samples
 
 
+async def receive_ring_in_callback(name: str, count: int) -> list[int]:
+    """The loop's own callback, as an API worker reads."""
+    samples: list[int] = []
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    with ringbuf.attach(name, start="oldest", timeout=10) as consumer:
+
+        def readable() -> None:
+            while (frame := consumer.try_read()) is not None:
+                samples.append(time.monotonic_ns() - int.from_bytes(frame.payload[:8], "little"))
+            if len(samples) >= count:
+                done.set()
+
+        loop.add_reader(consumer.fileno(), readable)
+        print("ready", flush=True)
+        await done.wait()
+        loop.remove_reader(consumer.fileno())
+    return samples
+
+
 async def receive_eventfd(name: str, count: int, fd: int) -> list[int]:
+    """A task that waits for the descriptor."""
+    page = harness.SharedFile(name, 4096, create=False)
+    samples: list[int] = []
+    loop, came = asyncio.get_running_loop(), 0
+    os.set_blocking(fd, False)
+    print("ready", flush=True)
+    while came < count:
+        readable: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(fd, readable.set_result, None)
+        await readable
+        loop.remove_reader(fd)
+        # A counter: what came while the loop was kept from running is one wake-up.
+        came += os.eventfd_read(fd)
+        samples.append(time.monotonic_ns() - int.from_bytes(page.buf[:8], "little"))
+    page.close()
+    return samples
+
+
+async def receive_eventfd_in_callback(name: str, count: int, fd: int) -> list[int]:
+    """The loop's own callback."""
     page = harness.SharedFile(name, 4096, create=False)
     samples: list[int] = []
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     os.set_blocking(fd, False)
+    came = 0
 
     def readable() -> None:
-        os.eventfd_read(fd)
+        nonlocal came
+        came += os.eventfd_read(fd)
         samples.append(time.monotonic_ns() - int.from_bytes(page.buf[:8], "little"))
-        if len(samples) == count:
+        if came >= count:
             done.set()
 
     loop.add_reader(fd, readable)
@@ -85,7 +129,12 @@ def receive(transport: str, loop: str, name: str, count: int, fd: int) -> None:
         import uvloop  # noqa: PLC0415 - measured only where it is installed
 
         factory = uvloop.new_event_loop
-    task = receive_ring(name, count) if transport == "ringbuf" else receive_eventfd(name, count, fd)
+    task = {
+        "ringbuf, task": lambda: receive_ring(name, count),
+        "ringbuf, callback": lambda: receive_ring_in_callback(name, count),
+        "eventfd, task": lambda: receive_eventfd(name, count, fd),
+        "eventfd, callback": lambda: receive_eventfd_in_callback(name, count, fd),
+    }[transport]()
     with asyncio.Runner(loop_factory=factory) as runner:
         print(json.dumps(runner.run(task)), flush=True)
 
@@ -154,7 +203,11 @@ def main() -> None:
     samples: dict[str, list[int]] = {}
     for _ in range(1 if args.smoke else args.rounds):
         for loop in ("asyncio", "uvloop"):
-            for transport, impl in (("eventfd", None), ("ringbuf", "c"), ("ringbuf", "python")):
+            for transport, impl in (
+                (f"{waiter}, {how}", impl)
+                for how in ("callback", "task")
+                for waiter, impl in (("eventfd", None), ("ringbuf", "c"), ("ringbuf", "python"))
+            ):
                 label = f"{loop}: {transport}" + (f" {impl}" if impl else "")
                 try:
                     samples.setdefault(label, []).extend(measure(transport, loop, count, impl))
