@@ -11,8 +11,10 @@ from ringbuf import layout
 from ringbuf.counters import RingInfo, read_info
 from ringbuf.doorbell import SHM_DIR
 from ringbuf.errors import RingError, RingForbidden, RingNotFound
-from ringbuf.layout import check_name
+from ringbuf.layout import PRODUCER_PAGE, check_name
+from ringbuf.liveness import is_locked
 from ringbuf.names import (
+    OPEN_FLAGS,
     open_descriptor,
     opened,
     shared_names,
@@ -20,7 +22,7 @@ from ringbuf.names import (
 )
 from ringbuf.removal import end_ring, try_remove_dead
 
-__all__ = ["inspect", "reap", "ring_names", "rings", "unlink"]
+__all__ = ["inspect", "reap", "ring_names", "rings", "unfinished", "unlink"]
 
 _PREFIX = "ringbuf."
 _PART = re.compile(r"(?P<name>.+)~(?P<instance>[0-9a-f]{16})\.(?P<part>new|p|c[0-9]+)")
@@ -29,6 +31,33 @@ _PART = re.compile(r"(?P<name>.+)~(?P<instance>[0-9a-f]{16})\.(?P<part>new|p|c[0
 def ring_names() -> list[str]:
     """Every name in /dev/shm that a ring could bear, whatever lies there."""
     return [file[len(_PREFIX) :] for file in shared_names() if "~" not in file]
+
+
+def unfinished() -> list[tuple[str, bool | None]]:
+    """Every segment that bears no ring's name yet: its file name without prefix, and whether it is locked.
+
+    It is while it is being made; what nobody locks was left by a killed creator and is removed by `reap`.
+    None: another user's.
+    """
+    found: list[tuple[str, bool | None]] = []
+    for file in shared_names():
+        part = _PART.fullmatch(file[len(_PREFIX) :])
+        if part is None or part["part"] != "new":
+            continue
+        making: bool | None = None
+        try:
+            fd = os.open(f"{SHM_DIR}/{file}", os.O_RDONLY | OPEN_FLAGS)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            pass
+        else:
+            try:
+                making = is_locked(fd, PRODUCER_PAGE)
+            finally:
+                os.close(fd)
+        found.append((file[len(_PREFIX) :], making))
+    return found
 
 
 def inspect(name: str, *, owner: int | None = None) -> RingInfo:
@@ -72,16 +101,19 @@ def unlink(name: str) -> None:
         os.close(fd)
 
 
-def reap() -> list[str]:
+def reap(*, prefix: str = "") -> list[str]:
     """Remove every ring of this user that no living process holds, and what killed creators left.
 
     A ring in the making is locked by its creator and so never taken.
+
+    Args:
+        prefix: only rings whose names begin so.
 
     Returns:
         The names of the rings that were removed, sorted; leftovers of a ring count under its name.
     """
     removed: set[str] = set()
-    files = shared_names()
+    files = [file for file in shared_names() if file.startswith(_PREFIX + prefix)]
     for file in files:
         if "~" not in file:
             _reap_segment(file[len(_PREFIX) :], f"{SHM_DIR}/{file}", removed)

@@ -207,6 +207,8 @@ def _make(name: str, geometry: Geometry, mode: int) -> tuple[int, Anchor] | None
     try:
         step("create.opened")
         if not lock_byte(lock_fd, PRODUCER_PAGE) or os.fstat(lock_fd).st_nlink == 0:
+            # The reaper may die before it removes the name, and nobody else would.
+            unlink_shared(path)
             return None
         fd = os.open(path, os.O_RDWR | OPEN_FLAGS)
         anchor = Anchor(lock_fd)

@@ -145,4 +145,5 @@ def _unlink_rings(name: str) -> list[str]:
             log.warning("ring %s cannot be removed: %s", info.name, error)
         else:
             gone.append(info.name)
-    return gone
+    # What a child was making when it was killed bears no ring's name yet.
+    return gone + ringbuf.reap(prefix=f"{name}.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ringbuf import _ops
 from ringbuf.command.show import amount, print_json
-from ringbuf.command.survey import Entry, survey
+from ringbuf.command.survey import HALF_MADE, Entry, survey
 from ringbuf.doorbell import SHM_DIR
 from ringbuf.layout import BARRIER_SLEEPER
 from ringbuf.wait import best_barrier
@@ -124,7 +124,11 @@ def check_leftovers(entries: Iterable[Entry], path: str = SHM_DIR) -> Iterator[F
             f"ring {entry.name} ({entry.state}) keeps {amount(entry.nbytes)} and no process uses it",
             "ringbuf reap (or resume it)",
         )
-    known = {entry.name for entry in entries}
+    unmade = [entry for entry in entries if entry.state == HALF_MADE]
+    for entry in unmade:
+        text = f"half-made segment {entry.name} keeps {amount(entry.nbytes)}: its maker died"
+        yield Finding("warning", "leftovers", text, "ringbuf reap")
+    known = {entry.name.partition("~")[0] for entry in entries}
     try:
         files = sorted(os.listdir(path))
     except OSError:
@@ -138,7 +142,7 @@ def check_leftovers(entries: Iterable[Entry], path: str = SHM_DIR) -> Iterator[F
             f"parts of rings that are no more, or are being made: {', '.join(orphans)}",
             "ringbuf reap (it spares what is being made)",
         )
-    elif not dead:
+    elif not dead and not unmade:
         yield Finding("ok", "leftovers", "no ring is left over")
 
 
@@ -146,6 +150,8 @@ def check_rings(entries: Iterable[Entry], path: str = SHM_DIR) -> Iterator[Findi
     """Whether every ring can be read, by the right people only, and is not held up."""
     for entry in entries:
         file = f"{path}/ringbuf.{entry.name}"
+        if entry.state in ("being made", HALF_MADE):
+            continue
         if entry.state == "forbidden":
             yield Finding("note", "rings", f"{entry.problem}", f"ask its owner: ls -l {file}")
         elif entry.info is None:

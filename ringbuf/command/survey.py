@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from ringbuf.counters import RingInfo
 from ringbuf.errors import RingCorrupt, RingError, RingForbidden, RingNotFound, RingVersion
-from ringbuf.monitor import inspect, ring_names
+from ringbuf.monitor import inspect, ring_names, unfinished
 from ringbuf.names import segment_path
 
-__all__ = ["Entry", "survey"]
+__all__ = ["HALF_MADE", "Entry", "survey"]
+
+HALF_MADE = "half-made"
 
 
 class Entry(NamedTuple):
@@ -18,7 +20,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: the ring's.
-        state: of the ring, or "forbidden", "corrupt", "version", "not ready", "gone".
+        state: of the ring, or "forbidden", "corrupt", "version", "not ready", "gone"; "being made", or
+            HALF_MADE when its maker died, and then the name is the temporary one.
         info: what it says about itself, None when it could not be read.
         problem: why not.
         nbytes: size of the file.
@@ -60,6 +63,14 @@ def survey() -> list[Entry]:
             found.append(Entry(name, _state(error), None, str(error), nbytes))
         else:
             found.append(Entry(name, info.state, info, None, nbytes))
+    for name, making in unfinished():
+        state = "forbidden" if making is None else "being made" if making else HALF_MADE
+        problem = {
+            "forbidden": f"{segment_path(name)} is another user's",
+            "being made": "not ready yet",
+            HALF_MADE: "its maker died before it was ready; `ringbuf reap` removes it",
+        }[state]
+        found.append(Entry(name, state, None, problem, _size(name)))
     return [entry for entry in found if entry.state != "gone"]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT, spawn_python
+from support import ROOT, files_of, spawn_python
 
 import ringbuf
 from ringbuf import layout
@@ -275,3 +275,48 @@ def test_tables_are_plain_where_nobody_looks(
 )
 def test_amounts_are_for_people(nbytes: int, text: str) -> None:
     assert show.amount(nbytes) == text
+
+
+@pytest.mark.parametrize("where", ["create.opened", "create.sized", "create.link"])
+def test_a_half_made_segment_is_shown_and_removed(
+    name: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A creator was killed: what it left bears no ring's name."""
+    code = """
+import sys, ringbuf
+from ringbuf.testing import at_step, kill_here
+with at_step(sys.argv[2], kill_here):
+    ringbuf.create(sys.argv[1], 4096)
+"""
+    spawn_python(code, name, where).communicate(timeout=60)
+    (file,) = (file for file in files_of(name) if file.endswith(".new"))
+    temporary = file.removeprefix("ringbuf.")
+    (row,) = (row for row in json.loads(run(capsys, "ls", "--json")) if row["name"] == temporary)
+    assert (row["state"], "reap" in row["problem"]) == ("half-made", True)
+    assert temporary in run(capsys, "ls")
+    findings = json.loads(run(capsys, "doctor", "--json", code=1))
+    (finding,) = (finding for finding in findings if temporary in finding["text"])
+    assert (finding["level"], finding["check"], finding["remedy"]) == ("warning", "leftovers", "ringbuf reap")
+    assert name in run(capsys, "reap")
+    assert files_of(name) == []
+
+
+def test_a_segment_in_the_making_is_shown_and_spared(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = """
+import sys, ringbuf
+from ringbuf.testing import at_step
+def wait():
+    print("there", flush=True)
+    sys.stdin.readline()
+with at_step("create.filled", wait):
+    ringbuf.create(sys.argv[1], 4096).close()
+"""
+    child = spawn_python(code, name, stdin=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "there\n"
+    rows = [row for row in json.loads(run(capsys, "ls", "--json")) if row["name"].startswith(f"{name}~")]
+    assert [row["state"] for row in rows] == ["being made"]
+    run(capsys, "reap")
+    child.communicate("go on\n", timeout=60)
+    assert child.returncode == 0
+    assert files_of(name) == []

@@ -14,7 +14,8 @@ import pytest
 from support import MS, files_of, spawn_python
 
 import ringbuf
-from ringbuf import _hooks, layout
+from ringbuf import _hooks, layout, monitor
+from ringbuf.liveness import lock_all
 
 pytestmark = pytest.mark.usefixtures("body")
 
@@ -296,6 +297,38 @@ def test_what_a_killed_creator_left_is_reaped_and_in_nobodys_way(name: str, wher
     spawn_python(code, name, where).communicate()
     assert name in ringbuf.reap()
     assert files_of(name) == []
+
+
+def test_a_creator_that_starts_over_leaves_nothing_to_a_reaper_that_dies(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    def hold(step: str) -> None:
+        if step == "create.opened" and not held:
+            (file,) = files_of(name)
+            held.append(os.open(f"/dev/shm/{file}", os.O_RDWR))
+            assert lock_all(held[0], layout.MAX_SLOTS)
+
+    monkeypatch.setattr(_hooks, "on_step", hold)
+    with ringbuf.create(name, 4096):
+        # The reaper's end: it has removed nothing.
+        os.close(held[0])
+        assert not [file for file in files_of(name) if file.endswith(".new")]
+
+
+def test_reap_takes_only_what_begins_with_the_prefix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(monitor, "_reap_segment", lambda name, path, removed: looked.append(name))
+    monkeypatch.setattr(monitor, "_reap_fifo", lambda name, path, removed: looked.append(name))
+    parts = [f"{name}.{which}" for which in ("a.1", "a.2", "b.1")]
+    files = [f"ringbuf.{part}{end}" for part in parts for end in ("", f"~{1:016x}.new", f"~{2:016x}.c0")]
+    monkeypatch.setattr(monitor, "shared_names", lambda: files)
+    ringbuf.reap(prefix=f"{name}.a.")
+    assert sorted(looked) == [parts[0]] * 3 + [parts[1]] * 3
+    looked.clear()
+    ringbuf.reap()
+    assert set(looked) == set(parts)
 
 
 def test_an_error_while_creating_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
