@@ -24,7 +24,7 @@ from egress.errors import SinkClosed, SinkFull
 from egress.stream.item import Control, Done, EgressItem, Error, Frame
 from egress.stream.waiting import Run, Waiting, wake
 from egress.stream.waker import Waker, forget, waker_of
-from egress.wire.event import ChunkEvent
+from egress.wire.event import ChunkEvent, WholeEvent
 
 __all__ = ["ChannelSink", "ChannelSource", "channel"]
 
@@ -106,7 +106,7 @@ class ChannelSink:
         """Queue what is no plain Frame, or say why nothing can be sent."""
         channel = self._channel
         if not isinstance(item, _ITEMS):
-            raise TypeError(f"a sink takes Frame, Done, Control or Error, got {type(item).__name__}")
+            raise TypeError(f"a sink takes Frame, Done, Control or Error, got {_name_of(type(item))}")
         if not channel.is_open:
             raise self._why_closed()
         if isinstance(item, Frame):
@@ -228,7 +228,7 @@ class ChannelSource:
         # The two usual kinds, without the call; nobody else takes from this end.
         entry = queue.popleft()
         kind = type(entry)
-        if kind is ChunkEvent:
+        if kind is ChunkEvent or kind is WholeEvent:
             return Frame(entry)
         if kind is Frame:
             item: EgressItem = entry
@@ -322,3 +322,8 @@ def channel(capacity: int = 64, max_tokens: int = 4096) -> tuple[ChannelSink, Ch
         raise ValueError(f"capacity and max_tokens must be at least 1, got {capacity} and {max_tokens}")
     shared = Waiting(capacity, max_tokens)
     return ChannelSink(shared), ChannelSource(shared)
+
+
+def _name_of(kind: type) -> str:
+    # Events are of two classes, of which one has a name in public.
+    return "ChunkEvent" if issubclass(kind, ChunkEvent) else kind.__name__

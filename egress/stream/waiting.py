@@ -29,7 +29,7 @@ from egress.errors import SinkClosed, Truncated
 from egress.stream.fold import merge_events
 from egress.stream.item import EgressItem, Frame
 from egress.stream.waker import Waker
-from egress.wire.event import ChunkEvent
+from egress.wire.event import ChunkEvent, WholeEvent
 
 __all__ = ["FILLER", "Run", "Waiting", "wake"]
 
@@ -133,7 +133,7 @@ class Waiting:
         while queue:
             entry = queue.popleft()
             kind = type(entry)
-            if kind is ChunkEvent:
+            if kind is ChunkEvent or kind is WholeEvent:
                 return Frame(entry)
             if kind is Run:
                 return self._merge(entry)
@@ -183,7 +183,7 @@ class Waiting:
             if entry is FILLER or kind is _Shut:
                 continue
             items += 1
-            if kind is ChunkEvent:
+            if kind is ChunkEvent or kind is WholeEvent:
                 tokens += entry.n_tokens or 1
             elif kind is Run:
                 tokens += entry.tokens

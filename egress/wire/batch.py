@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from egress.wire.columns import I32Array
-from egress.wire.event import ChunkEvent, ChunkExtras
+from egress.wire.event import ChunkEvent, ChunkExtras, WholeEvent
 from egress.wire.family import FamilyColumns
 from egress.wire.finish_reason import FinishReason
 from egress.wire.owned import cut_families, cut_ids
@@ -69,7 +69,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         n = len(self.rids)
         extras = self._extras(range(n)) if self._families else None
         columns = self._columns(_whole, repeat(self._column), self._places, extras)
-        return map(ChunkEvent, *columns)
+        return map(WholeEvent, *columns)
 
     def __getitem__(self, i: int) -> ChunkEvent:
         n = len(self.rids)
@@ -119,17 +119,24 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         else:
             cells = cut_ids(self.token_ids, self._counts)
 
-        if at is None:
-            columns = self._columns(_whole, _NONES, cells, readers)
-        else:
+        def wanted(column: Sequence[Any]) -> Iterable[Any]:
+            return column if at is None else map(column.__getitem__, at)
 
-            def wanted(column: Sequence[Any]) -> Iterable[Any]:
-                return map(column.__getitem__, at)
-
-            columns = self._columns(
-                wanted, _NONES, wanted(cells), None if readers is None else wanted(readers)
-            )
-        return list(map(ChunkEvent, *columns))
+        if readers is not None or self._counts is not None or self._completions is not None:
+            owned = None if readers is None else wanted(readers)
+            return list(map(WholeEvent, *self._columns(wanted, _NONES, wanted(cells), owned)))
+        columns = [wanted(self.rids), wanted(self._prompts), wanted(cells)]
+        if self._texts is not None:
+            columns.append(wanted(self._texts))
+        events = list(map(ChunkEvent, *columns))
+        if self._reasons is not None:
+            for slot in compress(range(len(events)), wanted(self._reasons)):
+                event = events[slot]
+                reason = self._reasons[slot if at is None else at[slot]]
+                events[slot] = WholeEvent(
+                    event.rid, event.prompt_tokens, event._place, event.text, None, reason
+                )
+        return events
 
     @property
     def prompts(self) -> list[int]:
@@ -151,12 +158,12 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     def _event(self, at: int) -> ChunkEvent:
         """Make the event of the request at this place."""
         count = 1 if self._counts is None else self._counts[at]
-        return ChunkEvent(
+        return WholeEvent(
             self.rids[at],
             self._prompts[at],
             self._places[at],
-            self._column,
             "" if self._texts is None else self._texts[at],
+            self._column,
             None if self._reasons is None else self._reasons[at],
             count,
             count if self._completions is None else self._completions[at],
@@ -171,7 +178,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
         extras = self._extras(at) if self._families else None
         columns = self._columns(picked, repeat(self._column), picked(self._places), extras)
-        return list(map(ChunkEvent, *columns))
+        return list(map(WholeEvent, *columns))
 
     def _columns(
         self,
@@ -180,17 +187,16 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         places: Iterable[Any],
         extras: Iterable[Any] | None,
     ) -> list[Iterable[Any]]:
-        """The columns ChunkEvents are made of, as far as any of the frame's events differs from the defaults.
+        """The columns WholeEvents are made of, as far as any of the frame's events differs from the defaults.
 
         Args:
             picked: gives the entries wanted of a column with one entry per request.
             column, places, extras: of these events; extras None: they have none.
         """
         counts, completions = self._counts, self._completions
-        columns = [picked(self.rids), picked(self._prompts), places, column]
+        texts = _BLANKS if self._texts is None else picked(self._texts)
+        columns = [picked(self.rids), picked(self._prompts), places, texts, column]
         differ = extras is not None or counts is not None or completions is not None
-        if differ or self._reasons is not None or self._texts is not None:
-            columns.append(_BLANKS if self._texts is None else picked(self._texts))
         if differ or self._reasons is not None:
             columns.append(_NONES if self._reasons is None else picked(self._reasons))
         if differ:

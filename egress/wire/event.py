@@ -11,7 +11,7 @@ arrays are made when asked (egress.wire.owned makes those, for all requests of a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from egress.wire.columns import I32, NO_F32, NO_I32, F32Array, I32Array
 from egress.wire.finish_reason import FinishReason
 
-__all__ = ["ChunkEvent", "ChunkExtras"]
+__all__ = ["ChunkEvent", "ChunkExtras", "WholeEvent"]
 
 
 class ChunkExtras(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -89,19 +89,28 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
     Events are compared by identity and never change. Make one by hand with ChunkEvent.make.
     """
 
-    # The batch codec fills these by position, one `map` over the columns; see egress.wire.batch. What nearly
-    # all events of a step have in common comes last: a default costs less than one more column.
+    # The batch codec fills these by position, one `map` over the columns; see egress.wire.batch. In a step of
+    # thousands of requests nearly all events are of this class and not of WholeEvent: one id, nothing ended,
+    # nothing besides. What they have in common is the class's, and they take half the memory, which is most
+    # of what making and keeping them costs.
     rid: str
     prompt_tokens: int
-    # Of a window: the frame's ids, and where these lie, None being all of them. Without a column the place is
-    # the event's own: one id, or bytes (first of several, maybe) that begin with its ids.
+    # Of a window: where its ids lie in the frame's, None being all of them. Without a column the place is the
+    # event's own: one id, or bytes (first of several, maybe) that begin with its ids.
     _place: Any
-    _column: I32Array | None = None
     text: str = ""
-    finish_reason: FinishReason | None = None
-    n_tokens: int = 1
-    completion_tokens: int = 1
-    _extras: ChunkExtras | _Reader | None = None
+    if TYPE_CHECKING:
+        _column: I32Array | None = None  # of a window: the frame's ids
+        finish_reason: FinishReason | None = None
+        n_tokens: int = 1
+        completion_tokens: int = 1
+        _extras: ChunkExtras | _Reader | None = None
+    else:
+        _column: ClassVar[None] = None
+        finish_reason: ClassVar[None] = None
+        n_tokens: ClassVar[int] = 1
+        completion_tokens: ClassVar[int] = 1
+        _extras: ClassVar[None] = None
 
     @property
     def token_ids(self) -> I32Array:
@@ -137,9 +146,8 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
             return extras
         return extras.extras_of(self._place)
 
-    @classmethod
+    @staticmethod
     def make(
-        cls,
         rid: str,
         token_ids: Sequence[int] | I32Array = NO_I32,
         finish_reason: FinishReason | None = None,
@@ -157,7 +165,7 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         column: I32Array = np.asarray(token_ids, I32)
         count = len(column)
         produced = count if completion_tokens is None else completion_tokens
-        return cls(rid, prompt_tokens, None, column, text, finish_reason, count, produced, extras)
+        return WholeEvent(rid, prompt_tokens, None, text, column, finish_reason, count, produced, extras)
 
     def detach(self) -> ChunkEvent:
         """Give the same event over arrays of its own, so that it may outlive the frame.
@@ -167,12 +175,12 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self._column is None:
             return self
         extras = self.extras
-        return ChunkEvent(
+        return WholeEvent(
             self.rid,
             self.prompt_tokens,
             None,
-            self.token_ids.copy(),
             self.text,
+            self.token_ids.copy(),
             self.finish_reason,
             self.n_tokens,
             self.completion_tokens,
@@ -183,3 +191,13 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
         shown: list[tuple[str, Any]] = [("token_ids", self.token_ids.tolist())]
         shown += [(name, getattr(self, name)) for name in ("finish_reason", "prompt_tokens", "text")]
         return f"ChunkEvent({self.rid!r}, {', '.join(f'{name}={value!r}' for name, value in shown)})"
+
+
+class WholeEvent(ChunkEvent, frozen=True, eq=False, gc=False):
+    """An event with everything of its own, a window on its frame among them."""
+
+    _column: I32Array | None = None
+    finish_reason: FinishReason | None = None
+    n_tokens: int = 1
+    completion_tokens: int = 1
+    _extras: ChunkExtras | _Reader | None = None

@@ -133,3 +133,24 @@ def test_whole_arrays_encode_as_their_rows_do() -> None:
         assert b"".join(encode_batch(rids, none, [1] * 40, ids, **named)) == b"".join(
             encode_batch(rids, none, [1] * 40, ids, **rows)
         )
+
+
+def test_the_usual_events_are_of_the_small_class_and_nobody_can_tell() -> None:
+    reasons = [None, Stop(matched=4), None]
+    body = b"".join(encode_batch(["a", "b", "c"], reasons, [1, 2, 3], [[4], [5], [6]], texts=["x", "y", "z"]))
+    batch = decode(2, body)
+    assert isinstance(batch, Batch)
+    for at in (None, [0, 2], [1, 2]):
+        own = batch.own(at)
+        places = range(3) if at is None else at
+        assert [type(event) is ChunkEvent for event in own] == [reasons[place] is None for place in places]
+        for event, place in zip(own, places, strict=True):
+            window = batch[place]
+            for name in ("rid", "prompt_tokens", "text", "n_tokens", "completion_tokens", "extras", "ids"):
+                assert getattr(event, name) == getattr(window, name)
+            assert event.finish_reason == window.finish_reason == reasons[place]
+            assert event.detach() is event
+            assert repr(event) == repr(window)
+    made = ChunkEvent.make("a", [4], text="x")
+    assert isinstance(made, ChunkEvent)
+    assert repr(made).startswith("ChunkEvent('a'")
