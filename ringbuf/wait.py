@@ -57,10 +57,10 @@ __all__ = [
 TIME, RUNG, CUT, LOOK = range(4)
 
 # Bounded re-check: what no descriptor shows (a lock that ends before its process does, a doorbell that was
-# removed) is looked at after one second of sleep, then less and less often. A bare poll that wakes up once a
+# removed) is looked at after two seconds of sleep, then less and less often. A bare poll that wakes up once a
 # second already costs 0.010 % of a core on the machine this was measured on, all that an idle side may use.
-RECHECK_FIRST_S = 1.0
-RECHECK_LAST_S = 4.0
+RECHECK_FIRST_S = 2.0
+RECHECK_LAST_S = 8.0
 
 # (flags, index, generation, by membarrier, own FIFO, lifeline, milliseconds) -> what ended it.
 Doze: TypeAlias = Callable[[memoryview, int, int, bool, int, int, int], int]

@@ -272,7 +272,7 @@ def test_a_paused_producer_is_not_dead(name: str, spawn: Any) -> None:
     with ringbuf.attach(name) as consumer:
         os.kill(child.pid, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
-            consumer.read(1300 * MS)  # longer than a re-check
+            consumer.read(2300 * MS)  # longer than a re-check
         os.kill(child.pid, signal.SIGCONT)
         child.tell("hello")
         assert consumer.read(60).payload == b"hello"
