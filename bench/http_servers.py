@@ -104,7 +104,7 @@ def run_bare(listener: socket.socket, events: list[bytes], is_paced: bool) -> No
 
     Args:
         is_paced: whether the loop turns once between two events of a stream, as when tokens come step by
-            step; otherwise all that a socket takes is written in one go.
+            step; otherwise they are sent in a row.
     """
     pin(1)
 
