@@ -248,6 +248,9 @@ def detokenize(params: egress.SamplingParams) -> str:
     assert_type((tokenizer.vocab_size, tokenizer.encode("text")), tuple[int, list[int]])
     assert_type((tokenizer.token_bytes(0), tokenizer.is_special(0)), tuple[bytes, bool])
     assert 0 in tokenizer.eos_token_ids
+    loaded = egress.load_tokenizer("qwen")
+    assert_type((loaded.name, loaded.decode([0], skip_special_tokens=False)), tuple[str, str])
+    assert_type((loaded.token_text(0), loaded.chat([], add_generation_prompt=True)), tuple[str, str])
     state = egress.Detokenizer(tokenizer).open(params, logprob_text=False)
     egress.Detokenizer(None).open(params)
     try:
