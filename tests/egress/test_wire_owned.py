@@ -136,13 +136,15 @@ def test_whole_arrays_encode_as_their_rows_do() -> None:
 
 
 def test_the_usual_events_are_of_the_small_class_and_nobody_can_tell() -> None:
-    reasons = [None, Stop(matched=4), None]
-    body = b"".join(encode_batch(["a", "b", "c"], reasons, [1, 2, 3], [[4], [5], [6]], texts=["x", "y", "z"]))
-    batch = decode(2, body)
+    n = 90
+    reasons = [Stop(matched=i) if i == 1 else None for i in range(n)]
+    ids = [[i + 4] for i in range(n)]
+    rids, texts = [f"r{i}" for i in range(n)], [f"t{i}" for i in range(n)]
+    batch = decode(2, b"".join(encode_batch(rids, reasons, list(range(n)), ids, texts=texts)))
     assert isinstance(batch, Batch)
     for at in (None, [0, 2], [1, 2]):
         own = batch.own(at)
-        places = range(3) if at is None else at
+        places = range(n) if at is None else at
         assert [type(event) is ChunkEvent for event in own] == [reasons[place] is None for place in places]
         for event, place in zip(own, places, strict=True):
             window = batch[place]
