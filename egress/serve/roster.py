@@ -189,20 +189,33 @@ class Roster:
 
     def _columns(self, batch: TokenBatch, picked: _Picked, passed: list[str]) -> Columns:
         columns = picked.columns
-        columns["prompt_tokens"] = [batch.prompt_tokens[row] for row in picked.rows]
-        for name in passed:
+        rows = picked.rows
+        # All rows in their order: as when one worker has them all.
+        is_whole = len(rows) == len(batch.rids)
+        for name in ("prompt_tokens", *passed):
             column = getattr(batch, name)
-            columns[name] = [column[row] for row in picked.rows]
-        for at in picked.trimmed:
-            kept = len(columns["token_ids"][at])
-            for name in _OUT:
-                if name in columns and columns[name][at] is not None:
-                    columns[name][at] = columns[name][at][:kept]
+            if not is_whole:
+                column = column[rows] if type(column) is np.ndarray else [column[row] for row in rows]
+            columns[name] = column
+        if not picked.trimmed:
+            # A reader infers them from the ids.
+            del columns["completion_tokens"]
+        else:
+            self._cut(columns, picked.trimmed)
         if picked.wants_logprob_text and self._tokenizer is not None:
             for name in passed:
                 if name.endswith("_idx"):
                     columns[f"{name[:-4]}_txt"] = list(self._texts(columns[name], picked.wants_logprob_text))
         return columns
+
+    def _cut(self, columns: Columns, trimmed: list[int]) -> None:
+        """Cut what belongs to ids that were dropped."""
+        for name in _OUT:
+            if name in columns:
+                column = columns[name] = list(columns[name])
+                for at in trimmed:
+                    if column[at] is not None:
+                        column[at] = column[at][: len(columns["token_ids"][at])]
 
     def _texts(self, column: list[Any], wanted: set[int]) -> Iterator[Any]:
         """Per row the texts beside its ids: nested as the ids are, empty strings where nobody asked."""

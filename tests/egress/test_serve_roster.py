@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from egress.engine import TokenBatch
@@ -83,7 +84,8 @@ def test_rows_go_to_the_worker_that_waits_for_them(roster):
     assert columns[0]["texts"] == ["a", "d"]
     assert columns[0]["finish_reasons"] == [None, Length(1)]
     assert columns[1]["token_ids"] == [[1, 2]]
-    assert columns[1]["completion_tokens"] == [2]
+    # As many as the ids, which says it.
+    assert "completion_tokens" not in columns[1]
     assert (ended.finished, ended.tokens, ended.failed) == (1, 4, [])
     assert len(roster) == 2
     assert "c" not in roster
@@ -222,3 +224,41 @@ def test_without_a_tokenizer_ids_pass_through(engine):
     columns, _ = roster.rows(step(("a", [10**6], Length(1))))
     assert columns[0]["token_ids"] == [[10**6]]
     assert columns[0]["texts"] == [""]
+
+
+def test_an_engine_s_arrays_are_not_taken_apart(roster):
+    for rid, worker in (("a", 0), ("b", 0), ("c", 1)):
+        roster.admit(generate(rid), worker)
+    arrays = {
+        "out_lp_val": np.array([[-1], [-2], [-3]], np.float32),
+        "out_lp_idx": np.array([[0], [1], [2]], np.int32),
+        "out_top_val": np.arange(6, dtype=np.float32).reshape(3, 1, 2),
+        "out_top_idx": np.arange(6, dtype=np.int32).reshape(3, 1, 2),
+    }
+    columns, _ = roster.rows(step(("a", [0], None), ("b", [1], None), ("c", [2], None), **arrays))
+    for worker, rows in ((0, [0, 1]), (1, [2])):
+        for name, column in arrays.items():
+            assert type(columns[worker][name]) is np.ndarray
+            assert columns[worker][name].tolist() == column[rows].tolist()
+        assert "completion_tokens" not in columns[worker]
+    roster.end("c", Length(1))
+    whole = {name: column[:2] for name, column in arrays.items()}
+    columns, _ = roster.rows(step(("a", [0], None), ("b", [1], None), **whole))
+    assert all(columns[0][name] is column for name, column in whole.items())
+    batch = decode(2, b"".join(encode_batch(**columns[0])))
+    assert batch[1].completion_tokens == 1
+    assert batch[1].extras.out_top_idx.tolist() == [2, 3]
+
+
+def test_arrays_are_cut_with_the_ids_and_stay_the_engine_s(roster):
+    roster.admit(generate("a"), 0)
+    roster.admit(generate("b"), 0)
+    vals, ids = np.full((2, 2), -1, np.float32), np.array([[5, 1], [2, 3]], np.int32)
+    columns, _ = roster.rows(
+        step(("a", [5, 1], Stop(matched=1)), ("b", [2, 3], None), out_lp_val=vals, out_lp_idx=ids)
+    )
+    assert columns[0]["completion_tokens"] == [2, 2]
+    batch = decode(2, b"".join(encode_batch(**columns[0])))
+    assert [event.extras.out_lp_idx.tolist() for event in batch] == [[5], [2, 3]]
+    assert [event.completion_tokens for event in batch] == [2, 2]
+    assert vals.shape == (2, 2)
