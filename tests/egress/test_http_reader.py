@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from http_fakes import Bench, says
 from http_raw import run, until
 
 from egress.serve.dispatch import Call, Stream
 from egress.serve.http.reader import Reader
 from egress.serve.metrics import WorkerMetrics
-from egress.stream import channel
-from egress.stream.item import Done, Frame
+from egress.stream import ChannelSource, channel
+from egress.stream.item import Done, EgressItem, Frame
 from egress.wire.event import ChunkEvent
 from egress.wire.finish_reason import Length
 
@@ -148,3 +149,21 @@ def test_a_cancelled_handler_takes_nothing_along() -> None:
         assert not source._channel.wakers
 
     run(main)
+
+
+def test_an_answer_taken_as_a_whole_wakes_its_task_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ChannelSource] = []
+    recv = ChannelSource.recv
+
+    async def counted(self: ChannelSource) -> EgressItem:
+        asked.append(self)
+        return await recv(self)
+
+    monkeypatch.setattr(ChannelSource, "recv", counted)
+    words = [f"{number}," for number in range(300)]
+    bench = Bench(says(*words))
+    answer = bench.post("/v1/completions", {"prompt": "p", "n": 2})
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["".join(words)] * 2
+    assert answer.json()["usage"]["completion_tokens"] == 2 * len("".join(words))
+    # For the first event of each choice; the last one only ends the wait.
+    assert len(asked) <= 4

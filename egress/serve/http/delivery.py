@@ -83,7 +83,7 @@ class Delivery:
 
     async def _whole(self, reader: Reader) -> None:
         while await reader.more():
-            pass
+            await reader.pushed(None)
         if reader.failure is not None:
             raise Failed(reader.failure)
 

@@ -63,6 +63,7 @@ class Reader:
         "_call",
         "_direct",
         "_interval",
+        "_is_passing",
         "_last",
         "_metrics",
         "_rid",
@@ -87,7 +88,8 @@ class Reader:
         self._untaken = 0
         self._started = perf_counter()
         self._last = 0.0
-        self._direct: Direct
+        self._direct: Direct | None = None
+        self._is_passing = False
         self._rounds: Rounds
         self._back: asyncio.Future[bytes]
         self._wake: Callable[[], None] | None = None
@@ -108,14 +110,18 @@ class Reader:
                 return True
         return False
 
-    async def pushed(self, direct: Direct) -> bytes:
-        """Write events as they come, without a step of this task, until it is needed: see then what `more`
+    async def pushed(self, direct: Direct | None) -> bytes:
+        """Push events as they come, without a step of this task, until it is needed: see then what `more`
         says.
+
+        Args:
+            direct: where to write what becomes of them; None: nowhere, the answer is taken as a whole.
 
         Returns:
             What the socket would not take at once, to be sent before anything else.
         """
         self._direct = direct
+        self._is_passing = direct is not None and self._interval == 1
         self._rounds = rounds = Rounds.here()
         self._back = rounds.loop.create_future()
         self._wake = wake = partial(rounds.add, self)
@@ -129,13 +135,13 @@ class Reader:
 
     def deliver(self, now: float) -> None:
         """Push what waits and write it; called by the rounds."""
-        back, wake = self._back, self._wake
+        back, wake, direct = self._back, self._wake, self._direct
         if wake is None or back.done():
             return
         try:
             source = self._source
             item = source.try_recv()
-            if type(item) is Frame and self._interval == 1 and source.on_next(wake):
+            if type(item) is Frame and self._is_passing and source.on_next(wake):
                 # Nothing else waits: nearly always so.
                 event = item.event
                 if tokens := event.completion_tokens:
@@ -150,13 +156,14 @@ class Reader:
                 back.set_result(b"")
                 return
             else:
-                data = self.answer.take() if self._push_all(item, now) else b""
+                is_enough = self._push_all(item, now)
+                data = self.answer.take() if is_enough and direct is not None else b""
                 if self.is_over:
                     back.set_result(b"")
                     return
                 if not source.on_next(wake):
                     self._rounds.add(self)
-            if data and not self._direct.write(data):
+            if data and direct is not None and not direct.write(data):
                 back.set_result(data)
         except Exception as error:
             back.set_exception(error)
