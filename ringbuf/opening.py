@@ -8,6 +8,7 @@ from typing import Literal
 
 from ringbuf import layout
 from ringbuf._hooks import step
+from ringbuf._ops import fence
 from ringbuf.consumer import Consumer
 from ringbuf.doorbell import PRODUCER, OwnBell
 from ringbuf.errors import ProducerAlive, RingClosed, RingCorrupt, RingNotFound
@@ -90,6 +91,8 @@ def _produce(segment: Segment, fd: int, anchor: Anchor, seq: int) -> Producer:
     try:
         sender = Sender(segment, fd, anchor, fifo, seq)
         # Consumers that saw a predecessor die sleep on their bells alone.
+        # SYNC: store P_INCARNATION, barrier, load the wake words; pairs with Sleeper.arm.
+        fence()
         sender.wake_up()
         return Producer(sender)
     except BaseException:
@@ -192,6 +195,9 @@ def _succeed(segment: Segment, fd: int) -> tuple[Anchor, int]:
         own[layout.P_STARTED] = process_start(os.getpid())
         own[layout.P_SINCE_NS] = time.time_ns()
         step("resume.named")
+        # SYNC: store who the producer is before P_INCARNATION; pairs with the loads of P_INCARNATION before
+        # and after P_PID in Watch.raise_if_dead.
+        fence()
         layout.add(own, layout.P_INCARNATION, 1)
         own[layout.P_STATE] = layout.STATE_LIVE
         step("resume.live")

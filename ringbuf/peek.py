@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringbuf import layout
+from ringbuf._ops import fence
 from ringbuf.errors import RingCorrupt
 from ringbuf.layout import (
     FRAME_HEADER,
@@ -79,6 +80,9 @@ class Onlooker:
         self._geometry = geometry
 
     def _words(self, offset: int, count: int) -> tuple[int, ...]:
+        # SYNC: every load after those before it, so that the floor that is loaded last tells what was loaded
+        # first; pairs with the producer's store of P_FLOOR before it overwrites.
+        fence()
         data = os.pread(self._fd, count * WORD, offset)
         if len(data) < count * WORD:
             raise RingCorrupt(self._name, offset, "the segment ends here")

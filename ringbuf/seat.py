@@ -9,6 +9,7 @@ from functools import partial
 
 from ringbuf import layout
 from ringbuf._hooks import step, wrap_words
+from ringbuf._ops import fence as keep_order
 from ringbuf.doorbell import PRODUCER, OwnBell, consumer_party
 from ringbuf.errors import NoFreeSlot, RingCorrupt, RingNotFound
 from ringbuf.layout import (
@@ -157,6 +158,8 @@ class Seat:
         fence()
         peer = self.peer
         floor = peer[P_FLOOR]
+        # SYNC: load P_FLOOR before P_POS; pairs with the producer's stores of P_POS before a higher P_FLOOR.
+        keep_order()
         published = peer[P_POS]
         capacity = self.tenure.segment.geometry.capacity
         if not floor <= published <= floor + capacity or (floor | published) & (WORD - 1):
@@ -167,6 +170,7 @@ class Seat:
         own[layout.C_START_POS] = position
         # SYNC: store C_CURSOR before LIVE; pairs with Room's load of C_STATE before C_CURSOR.
         own[C_CURSOR] = position
+        keep_order()
         own[C_STATE] = attachment | SLOT_LIVE
         step("attach.live")
         return position
@@ -181,6 +185,8 @@ class Seat:
         capacity = geometry.capacity
         if self.position >= self.peer[P_POS]:
             return
+        # SYNC: load P_POS before the frame and P_FRAMES; pairs with the producer's store of P_POS after them.
+        keep_order()
         offset = self.position & (capacity - 1)
         if not self.words[offset // WORD] & layout.TAG_MASK:
             # Padding, and the frame behind it.
@@ -232,6 +238,9 @@ class Seat:
     def vacate(self) -> None:
         """Free the slot, and tell a producer that waited for it."""
         own = self.own
+        # SYNC: load the last frames' bytes before the store of FREE; pairs with Room's load of C_STATE before
+        # they are overwritten.
+        keep_order()
         own[C_STATE] = own[C_STATE] >> C_ATTACHMENT_BIT << C_ATTACHMENT_BIT | SLOT_FREE
         step("detach.free")
         # SYNC: store C_STATE, barrier, load P_WAITING; pairs with Sleeper.arm of a waiting producer.

@@ -230,6 +230,7 @@ class Sender:
         step("close.state")
         # SYNC: store P_STATE after the last P_POS, barrier, load the wake words; pairs with Watch.idle and
         # Sleeper.arm.
+        _ops.fence()
         self.own[layout.P_STATE] = layout.STATE_CLOSED
         if self._fence is not None:
             self._fence()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import ringbuf
-from ringbuf import layout
+from ringbuf import _ops, layout, seat
 from ringbuf.testing import Access, Log, open_pair, recording
 
 
@@ -128,3 +128,25 @@ def test_positions_are_published_by_whole_words_that_only_grow(recorded: Recorde
         stored = [access.value for access in log if access[:3] == (words, "store", word)]
         assert stored == sorted(stored)
         assert all(value % 8 == 0 for value in stored)
+
+
+def test_what_no_body_orders_is_ordered_by_fences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x86-64 keeps these in order by itself, aarch64 does not: a fence stands between each two."""
+    with recording() as log, open_pair(consumers=0) as (producer,):
+        monkeypatch.setattr(seat, "keep_order", lambda: log.append(Access("cpu", "fence", 0, 0)))
+        monkeypatch.setattr(_ops, "fence", seat.keep_order)
+        producer.write(1, b"x")
+        log.clear()
+        ringbuf.attach(producer.name).close()
+        producer.close()
+    fences = [place for place, access in enumerate(log) if access.kind == "fence"]
+    states = [place for place, access in enumerate(log) if access[:3] == ("c0", "store", layout.C_STATE)]
+    _, live, free = states
+    for first, then in [
+        (log.first("producer", "load", layout.P_FLOOR), log.first("producer", "load", layout.P_POS)),
+        (log.first("c0", "store", layout.C_CURSOR), live),
+        (log.first("producer", "load", layout.P_POS), log.first("producer", "load", layout.P_FRAMES)),
+        (live + 1, free),
+        (free, log.first("producer", "store", layout.P_STATE)),
+    ]:
+        assert any(first < fence < then for fence in fences), (log[first], log[then])
