@@ -8,6 +8,7 @@ channel.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class Receiver:
         self._sources: dict[str, Any] = {}
         self._is_turn_due = False
         self._target = 0
-        self._reached: asyncio.Future[None] = self._loop.create_future()
+        self._reached: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(self._ring.fileno(), self._turn)
 
     def open(self) -> None:
@@ -96,17 +97,18 @@ class Receiver:
         self._source.routes[rid] = Route(rid, 0, sink)
         return True
 
-    def receive(self, count: int, n: int) -> None:
-        """Return once `count` further steps of `n` requests are in their sinks."""
+    def receive(self, count: int, n: int) -> int:
+        """Return once `count` further steps of `n` requests are in their sinks; when (monotonic ns) they
+        were."""
         self._target = self._source.counts.events + count * n
         self._reached = self._loop.create_future()
-        self._loop.run_until_complete(self._reached)
+        return self._loop.run_until_complete(self._reached)
 
     def _turn(self) -> None:
         # As Worker._turn.
         is_cut = self._source.turn()
         if self._source.counts.events >= self._target and not self._reached.done():
-            self._reached.set_result(None)
+            self._reached.set_result(time.monotonic_ns())
         if is_cut and not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._next_turn)

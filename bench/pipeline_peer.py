@@ -129,10 +129,10 @@ def _receive(end: Any, script: Script, order: Order, other: Connection) -> list[
         taken = None
         cpu = time.process_time_ns()
         other.send_bytes(b"go")
-        end.receive(order.steps, n)
+        ended = end.receive(order.steps, n)
         if order.takes:
             taken = end.drain()
-        ended = time.monotonic_ns()
+            ended = time.monotonic_ns()
         spans.append((ended, time.process_time_ns() - cpu))
         other.send_bytes(b"done")
         if order.check:

@@ -17,6 +17,7 @@ import contextlib
 import os
 import pickle
 import tempfile
+import time
 from typing import Any
 
 import msgspec
@@ -157,9 +158,10 @@ class Table:
 class _Receiver(Table):
     """A receiver that blocks in its transport for each step."""
 
-    def receive(self, count: int, n: int) -> None:
+    def receive(self, count: int, n: int) -> int:
         for _ in range(count):
             self.route(self._next())
+        return time.monotonic_ns()
 
     def _next(self) -> dict[str, Any]:
         raise AssertionError("a transport says how it receives")
@@ -229,12 +231,13 @@ class ZmqLoopReceiver(Table):
         self._socket = _socket(self._context, zmq.PULL)
         self._socket.bind(f"ipc://{self._path}")
 
-    def receive(self, count: int, n: int) -> None:
-        self._loop.run_until_complete(self._receive(count))
+    def receive(self, count: int, n: int) -> int:
+        return self._loop.run_until_complete(self._receive(count))
 
-    async def _receive(self, count: int) -> None:
+    async def _receive(self, count: int) -> int:
         for _ in range(count):
             self.route(await self._socket.recv_pyobj())
+        return time.monotonic_ns()
 
     def close(self) -> None:
         self._socket.close(linger=0)
