@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 
 from ringbuf import _ops
 from ringbuf._hooks import is_watched
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
 from ringbuf.frame import Frame, private
+from ringbuf.handle import Handle
 from ringbuf.layout import FRAME_HEADER
 from ringbuf.seat import Seat
 from ringbuf.wait import Deadline
@@ -38,7 +38,7 @@ def _leave(seat: Seat, watch: Watch, close: Callable[[], None]) -> None:
         close()
 
 
-class Consumer:
+class Consumer(Handle):
     """One reader of a ring. Made by `ringbuf.attach`.
 
     One thread at a time may use it; `close` may be called from any thread, and ends a read that waits there.
@@ -48,7 +48,6 @@ class Consumer:
     """
 
     __slots__ = {
-        "__weakref__": None,
         "_finalizer": None,
         "_kept": None,
         "_read_many": None,
@@ -95,6 +94,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
             watch.doze = getattr(reader, "doze", None)
             seat.keep_bell = getattr(reader, "keep_bell", None)
         seat.tenure.shut = reader.shut
+        super().__init__(seat.tenure)
         self._seat = seat
         self._watch = watch
         self._turn = 0
@@ -104,19 +104,9 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         self._finalizer = weakref.finalize(self, _leave, seat, watch, reader.close)
 
     @property
-    def name(self) -> str:
-        """The ring's name."""
-        return self._seat.name
-
-    @property
     def slot(self) -> int:
         """Which consumer slot this one has."""
         return self._seat.slot
-
-    @property
-    def closed(self) -> bool:
-        """Whether this handle was closed."""
-        return self._seat.tenure.closed
 
     def read(self, timeout: float | None = None) -> Frame:
         """The next frame, waiting for it.
@@ -212,14 +202,6 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
                 await readable(fd)
         except RingClosed:
             raise StopAsyncIteration from None
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Consumer of ring {self.name!r} in slot {self.slot}{', closed' if self.closed else ''}>"

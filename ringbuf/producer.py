@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from ringbuf import layout
 from ringbuf.claim import Claim
+from ringbuf.handle import Handle
 from ringbuf.layout import check_tag
 from ringbuf.payload import Payload
 from ringbuf.sender import Sender
@@ -27,14 +27,13 @@ class TryWrite(Protocol):
     def __call__(self, tag: int, payload: Payload, align_at: int = 0) -> bool: ...
 
 
-class Producer:
+class Producer(Handle):
     """The one writer of a ring. Made by `ringbuf.create` and `ringbuf.resume`.
 
     One thread at a time may use it; `close` may be called from any thread, and ends a write that waits there.
     """
 
     __slots__ = {
-        "__weakref__": None,
         "_finalizer": None,
         "_sender": None,
         "_write_all": None,
@@ -68,15 +67,11 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
     _write_all: Callable[[Sequence[tuple[int, Payload]]], int]
 
     def __init__(self, sender: Sender) -> None:
+        super().__init__(sender.tenure)
         self._sender = sender
         self.try_write = sender.writer.try_write
         self._write_all = sender.writer.write_all
         self._finalizer = weakref.finalize(self, sender.close, True)
-
-    @property
-    def name(self) -> str:
-        """The ring's name."""
-        return self._sender.name
 
     @property
     def capacity(self) -> int:
@@ -92,11 +87,6 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
     def incarnation(self) -> int:
         """Which life of the ring's producer this is: 1 for its creator, one more for every resume."""
         return self._sender.incarnation
-
-    @property
-    def closed(self) -> bool:
-        """Whether this handle was closed."""
-        return self._sender.tenure.closed
 
     def write(self, tag: int, payload: Payload, timeout: float | None = None, *, align_at: int = 0) -> None:
         """Write and publish one frame, waiting for room.
@@ -166,14 +156,6 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
         """
         self._finalizer.detach()
         self._sender.close(unlink)
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Producer of ring {self.name!r}{', closed' if self.closed else ''}>"
