@@ -65,28 +65,38 @@ class Script:
         self._rids = [self._rid() for _ in range(n)]
         self._prompts = [self._draw.randrange(1, 4000) for _ in range(n)]
         # Made once where nothing changes but the tokens: to be sent in turns.
-        self._made = [] if kind == "churn" else [self._step(np.random.default_rng(n + k)) for k in range(4)]
+        self._made = [] if kind == "churn" else [self._step(at) for at in range(4)]
 
-    def take(self, count: int) -> list[Step]:
-        """The next steps."""
+    def take(self, count: int, rows_only: bool = False) -> list[Step]:
+        """The next steps.
+
+        Args:
+            rows_only: the tokens are not needed: where they are made anew for each step, they are left out.
+        """
+        start, self._at = self._at, self._at + count
         if self._kind == "churn":
-            return [self._turn_over() for _ in range(count)]
-        self._at += count
-        return [self._made[at % len(self._made)] for at in range(self._at - count, self._at)]
+            return [self._turn_over(at, rows_only) for at in range(start, self._at)]
+        return [self._made[at % len(self._made)] for at in range(start, self._at)]
 
     def _rid(self) -> str:
         return f"{self._draw.getrandbits(128):032x}"
 
-    def _step(self, arrays: np.random.Generator) -> Step:
-        draw, n = self._draw, self._n
-        ids = [[draw.randrange(150_000)] for _ in range(n)]
-        texts = [draw.choice(_WORDS) for _ in range(n)]
+    def _rows(self) -> Step:
         # Distinct lists, as from an engine: pickle would write a shared one once.
-        step = Step(list(self._rids), [None] * n, list(self._prompts), ids, texts, [1] * n)
+        return Step(list(self._rids), [None] * self._n, list(self._prompts), [], [], [])
+
+    def _step(self, at: int) -> Step:
+        n = self._n
+        draw, arrays = random.Random(n * 1_000_003 + at), np.random.default_rng([n, at])
+        step = self._rows()._replace(
+            token_ids=[[draw.randrange(150_000)] for _ in range(n)],
+            texts=[draw.choice(_WORDS) for _ in range(n)],
+            completion_tokens=[1] * n,
+        )
         if self._kind == "logprobs":
             step = step._replace(
                 out_lp_val=-arrays.random((n, 1), np.float32),
-                out_lp_idx=np.array(ids, np.int32),
+                out_lp_idx=np.array(step.token_ids, np.int32),
                 out_top_val=-arrays.random((n, 1, TOP), np.float32),
                 out_top_idx=arrays.integers(0, 150_000, (n, 1, TOP), np.int32),
             )
@@ -94,9 +104,9 @@ class Script:
             step = step._replace(hidden=arrays.random((n, 1, HIDDEN), np.float32))
         return step
 
-    def _turn_over(self) -> Step:
+    def _turn_over(self, at: int, rows_only: bool) -> Step:
         """A step that ends some requests; others take their places from the next one on."""
-        step = self._step(np.random.default_rng(0))
+        step = self._rows() if rows_only else self._step(at)
         ending = sorted(self._draw.sample(range(self._n), max(1, self._n // CHURN)), reverse=True)
         for row in ending:
             step.finish_reasons[row] = {"type": "length", "length": 200}
