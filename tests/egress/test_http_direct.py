@@ -126,6 +126,8 @@ def test_it_writes_what_would_have_been_sent(path: str, extra: dict[str, Any], s
     run(main)
     if "n" not in extra:
         assert plain(got) == plain(sent.content)
+    for line_end in "\u2028", "\u2029", "\u0085":
+        assert line_end.encode() not in got + sent.content
     # Which choice comes first in a step is nobody's promise.
     assert sorted(plain(got).split(b"\n\n")) == sorted(plain(sent.content).split(b"\n\n"))
     # The first event and the last of each choice, and the end.

@@ -250,8 +250,7 @@ class _ChatChoice:
         self.prompt_tokens = event.prompt_tokens
         self.completion_tokens += event.completion_tokens
         start, end = self._around
-        part = encode(text)
-        return b"".join((start, part if part.isascii() else sse.safe(part), end))
+        return b"".join((start, sse.safe(encode(text)), end))
 
     def take(self) -> bytes:
         """What is new as one event, the role before anything else; see reader.Answer."""

@@ -80,9 +80,10 @@ class NativeAnswer:
         self._asked = asked
         self._incremental = incremental
         self._index = b"" if index is None else b',"index":%d' % index
-        self._meta = b'],"meta_info":{"id":' + encode(rid) + b',"finish_reason":'
+        self._meta = b'],"meta_info":{"id":' + sse.safe(encode(rid)) + b',"finish_reason":'
         self._started = perf_counter()
-        # JSON so far, without the quotes and brackets around it.
+        # JSON so far, without the quotes and brackets around it. Like all parts it is made safe when it comes,
+        # not with every event that shows it again.
         self._text = bytearray()
         self._ids = bytearray()
         self._prompt_tokens = 0
@@ -105,7 +106,7 @@ class NativeAnswer:
     def push(self, event: ChunkEvent) -> None:
         """Take the next part of the answer."""
         if event.text:
-            self._text += encode(event.text)[1:-1]
+            self._text += sse.safe(encode(event.text))[1:-1]
         if event.n_tokens:
             _append(self._ids, encode(event.ids)[1:-1])
         self._prompt_tokens = event.prompt_tokens
@@ -117,9 +118,9 @@ class NativeAnswer:
     def _push_extras(self, extras: ChunkExtras) -> None:
         for name, _, _ in self._families:
             if inputs := _positions(extras, f"in_{name}"):
-                self._inputs[name] = encode(inputs)[1:-1]
+                self._inputs[name] = sse.safe(encode(inputs))[1:-1]
             if outputs := _positions(extras, f"out_{name}"):
-                _append(self._outputs[name], encode(outputs)[1:-1])
+                _append(self._outputs[name], sse.safe(encode(outputs))[1:-1])
         if self._asked.return_hidden_states and len(extras.hidden_lens):
             flat = extras.hidden_val.tolist()
             rows, start = [], 0
@@ -139,22 +140,19 @@ class NativeAnswer:
             return data
         self._completion_tokens = count = self._completion_tokens + event.completion_tokens
         start, middle, meta, end = self._plain
-        text = encode(event.text)
-        if not text.isascii():
-            text = sse.safe(text)
+        text = sse.safe(encode(event.text))
         return b"".join((start, text, middle, encode(event.ids), meta, encode(count), end))
 
     def _constants(self) -> tuple[bytes, ...]:
-        """What stands around text, ids and count of a plain event, as `body` and sse.event have it."""
-        event = sse.event(
-            b'{"text":\0,"output_ids":\0%bnull,"prompt_tokens":%d,"completion_tokens":\0}%b}'
-            % (self._meta[1:], self._prompt_tokens, self._index)
-        )
-        # No JSON holds a NUL.
-        return tuple(event.split(b"\0"))
+        """What stands around text, ids and count of a plain event, as `take` has it."""
+        meta = b'%bnull,"prompt_tokens":%d,"completion_tokens":' % (self._meta[1:], self._prompt_tokens)
+        return b'data: {"text":', b',"output_ids":', meta, b"}%b}\n\n" % self._index
 
     def body(self) -> bytes:
         """The answer as one JSON object: all of it, or, incremental, what `take` has not given yet."""
+        return b"".join(self._parts())
+
+    def _parts(self) -> list[bytes | bytearray]:
         reason = self._reason
         parts: list[bytes | bytearray] = [
             b'{"text":"',
@@ -162,24 +160,22 @@ class NativeAnswer:
             b'","output_ids":[',
             self._ids,
             self._meta,
-            b"null" if reason is None else encode(reason.to_wire()),
+            b"null" if reason is None else sse.safe(encode(reason.to_wire())),
             b',"prompt_tokens":%d,"completion_tokens":%d' % (self._prompt_tokens, self._completion_tokens),
         ]
         for name, input_key, output_key in self._families:
-            parts += (
-                b',"%b":[%b]' % (input_key, self._inputs[name]),
-                b',"%b":[%b]' % (output_key, bytes(self._outputs[name])),
-            )
+            parts += (b',"', input_key, b'":[', self._inputs[name], b"]")
+            parts += (b',"', output_key, b'":[', self._outputs[name], b"]")
         if self._asked.return_hidden_states:
-            parts.append(b',"hidden_states":' + self._hidden)
+            parts += (b',"hidden_states":', self._hidden)
         if reason is not None:
             parts.append(b',"e2e_latency":%.6f' % (perf_counter() - self._started))
         parts += (b"}", self._index, b"}")
-        return b"".join(parts)
+        return parts
 
     def take(self) -> bytes:
         """What is new as one event; see reader.Answer."""
-        data = sse.event(self.body())
+        data = b"".join((b"data: ", *self._parts(), b"\n\n"))
         if self._incremental:
             self._text.clear()
             self._ids.clear()

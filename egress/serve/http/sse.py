@@ -22,11 +22,13 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 def event(json: bytes) -> bytes:
     """Frame one JSON document, without a line feed in it, as one event."""
-    return b"data: %b\n\n" % (json if json.isascii() else safe(json))
+    return b"data: %b\n\n" % safe(json)
 
 
 def safe(json: bytes) -> bytes:
     """Escape what a reader might take for the end of a line; JSON, or a part of it, stays what it says."""
+    if json.isascii():
+        return json
     # Outside a string JSON is ASCII, so wherever these sequences occur an escape may stand in their place.
     json = json.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return json.replace(b"\xc2\x85", b"\\u0085")
