@@ -82,7 +82,7 @@ class NativeAnswer:
         self._index = b"" if index is None else b',"index":%d' % index
         self._meta = b'],"meta_info":{"id":' + sse.safe(encode(rid)) + b',"finish_reason":'
         self._started = perf_counter()
-        # JSON so far, without the quotes and brackets around it. Like all parts it is made safe when it comes,
+        # JSON so far, without the quotes and brackets around it. Like all parts it is made safe on coming in,
         # not with every event that shows it again.
         self._text = bytearray()
         self._ids = bytearray()
