@@ -178,7 +178,7 @@ class ChannelSource:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             waker = waker_of(loop, future)
-            channel.wakers.append(waker)
+            channel.leave(waker)
             try:
                 # SYNC: after the waker is left; see try_send. What came, or ended, the next take tells.
                 if not channel.queue and channel.is_open:
@@ -206,7 +206,7 @@ class ChannelSource:
             # Taken here, given back by whoever wakes: acquiring it again is waiting.
             gate = threading.Lock()
             gate.acquire()
-            channel.wakers.append(gate.release)
+            channel.leave(gate.release)
             try:
                 if (item := channel.take(tell_end=True)) is not None:
                     return item
@@ -247,7 +247,7 @@ class ChannelSource:
             thread may be calling it just now all the same.
         """
         channel = self._channel
-        channel.wakers.append(waker)
+        channel.leave(waker)
         # SYNC: after the waker is left; see try_send.
         if not channel.queue and channel.is_open:
             return True

@@ -17,7 +17,7 @@ from egress.errors import SinkClosed, SinkFull
 from egress.stream.channel import ChannelSink
 from egress.stream.item import Frame
 from egress.stream.sink import EgressSink
-from egress.stream.waiting import wake
+from egress.stream.waiting import Row, Waiting, wake
 from egress.stream.waker import Waker
 from egress.wire.event import ChunkEvent
 from egress.wire.recall import Stretches
@@ -33,33 +33,43 @@ _unit_of = attrgetter("unit")
 
 
 class Many:
-    """A row of different channels, written to together.
+    """A row of different channels, written to together, and by nobody else meanwhile.
 
     Args:
         sinks: in the order in which events will come.
+        row: what they are to be a part of, if not of a row of their own.
 
     Attributes:
         unit: the most tokens an event may have to be sent this way.
     """
 
-    __slots__ = ("_easy", "_members", "_queues", "_wakers", "unit")
+    __slots__ = ("_channels", "_easy", "_members", "_queues", "_room", "_row", "_wakers", "unit")
 
-    def __init__(self, sinks: Sequence[ChannelSink]) -> None:
-        channels = list(map(_channel_of, sinks))
-        self._queues: list[deque[Any]] = list(map(_queue_of, channels))
-        self._wakers: list[deque[Waker]] = list(map(_wakers_of, channels))
+    def __init__(self, sinks: Sequence[ChannelSink], row: Row | None = None) -> None:
+        self._row = Row() if row is None else row
+        self._channels: list[Waiting] = list(map(_channel_of, sinks))
+        self._queues: list[deque[Any]] = list(map(_queue_of, self._channels))
+        self._wakers: list[deque[Waker]] = list(map(_wakers_of, self._channels))
         self._members = set(map(id, self._queues))
-        self._easy: int = min(map(_easy_of, channels), default=0)
-        self.unit: int = min(map(_unit_of, channels), default=1)
+        self._easy: int = min(map(_easy_of, self._channels), default=0)
+        self.unit: int = min(map(_unit_of, self._channels), default=1)
+        for channel in self._channels:
+            channel.row = self._row
+        # SYNC: after the channels know the row. A reader leaves its waker, and a channel is filled when it is
+        # shut, before they look whether there is a row to be told.
+        if any(self._wakers):
+            self._row.has_wakers = True
+        # How many frames may be sent before the queues have to be looked at.
+        self._room = self._look()
 
     def __len__(self) -> int:
         return len(self._queues)
 
     @staticmethod
-    def of(sinks: Sequence[EgressSink]) -> Many | None:
-        """These sinks, if all are local channels and none comes twice."""
+    def of(sinks: Sequence[EgressSink], to: Many | None = None) -> Many | None:
+        """These sinks, if all are local channels and none comes twice; they can be added to `to`."""
         if set(map(type, sinks)) <= {ChannelSink}:
-            many = Many(sinks)  # type: ignore[arg-type]
+            many = Many(sinks, None if to is None else to._row)  # type: ignore[arg-type]
             if many.is_distinct:
                 return many
         return None
@@ -78,24 +88,36 @@ class Many:
         for start, stop in reversed(((0, 0), *stretches)):
             if stop < end:
                 self._members.difference_update(map(id, self._queues[stop:end]))
-                del self._queues[stop:end], self._wakers[stop:end]
+                del self._channels[stop:end], self._queues[stop:end], self._wakers[stop:end]
             end = start
 
     def add(self, others: Many) -> None:
-        """Put others behind."""
+        """Put others behind, made for this row."""
+        self._channels += others._channels
         self._queues += others._queues
         self._wakers += others._wakers
         self._members |= others._members
         self._easy = min(self._easy, others._easy)
         self.unit = min(self.unit, others.unit)
+        self._room = min(self._room, others._room)
 
     def without_room(self) -> list[int]:
         """The places of channels that may not take a frame without a second thought: too much waits, or they
         take nothing any more."""
-        easy = self._easy
-        if max(map(len, self._queues), default=0) < easy:
+        if self._room > 0 and not self._row.has_shut:
             return []
+        # SYNC: before the queues are looked at; pairs with Waiting.shut.
+        self._row.has_shut = False
+        self._room = self._look()
+        if self._room > 0:
+            return []
+        easy = self._easy
         return [place for place, size in enumerate(map(len, self._queues)) if size >= easy]
+
+    def leave(self, places: Iterable[int]) -> None:
+        """Let these go their own ways: what becomes of them is not told to the row any more."""
+        for place in places:
+            self._channels[place].row = None
 
     def send(self, events: Sequence[ChunkEvent], left_out: Iterable[int]) -> None:
         """Send each channel its event as a Frame, whether there is room or not.
@@ -110,11 +132,21 @@ class Many:
             if queues is self._queues:
                 queues = queues.copy()
             queues[place] = nowhere
+        self._room -= 1
         deque(map(_append, queues, events), maxlen=0)
-        # SYNC: after all events are queued. A reader leaves its waker before it looks at the queue once more.
-        if any(self._wakers):
+        # SYNC: after all events are queued. A reader leaves its waker and says so before it looks at the
+        # queue once more. Unset before the wakers are looked for, so that one left meanwhile is not missed.
+        if self._row.has_wakers:
+            self._row.has_wakers = False
             for wakers in compress(self._wakers, self._wakers):
                 wake(wakers)
+
+    def was_bypassed(self) -> None:
+        """Others have sent to these channels: look before the next frame."""
+        self._room = 0
+
+    def _look(self) -> int:
+        return self._easy - max(map(len, self._queues), default=0)
 
 
 def send_frames(

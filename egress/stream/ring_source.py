@@ -220,6 +220,8 @@ class RingSource:
         lane.many, lane.changes = None, self.routes.changes
         if many is None or self._counts_tokens or batch.most_tokens > many.unit:
             self._lead_each(shard, batch, endings)
+            if many is not None:
+                many.was_bypassed()
         else:
             self._lead_many(shard, many, batch, endings)
         if endings:
@@ -239,7 +241,7 @@ class RingSource:
         if kept[0] != (0, len(many)):
             many.keep(kept)
         if len(many) < len(batch):
-            newcomers = self._many_of(batch.rids[len(many) :])
+            newcomers = self._many_of(batch.rids[len(many) :], many)
             if newcomers is None:
                 return None
             many.add(newcomers)
@@ -247,9 +249,9 @@ class RingSource:
                 return None
         return many
 
-    def _many_of(self, rids: Sequence[str]) -> Many | None:
+    def _many_of(self, rids: Sequence[str], to: Many | None = None) -> Many | None:
         routes = list(map(self.routes.get, rids))
-        return None if None in routes else Many.of(list(map(_sink_of, routes)))
+        return None if None in routes else Many.of(list(map(_sink_of, routes)), to)
 
     def _lead_many(self, shard: int, many: Many, batch: Batch, endings: list[int]) -> None:
         """Lead events to their channels, all at once but for those that end or have no room."""
@@ -262,6 +264,7 @@ class RingSource:
             led = [(route, events[at]) for at in no_room if (route := self.routes.get(batch.rids[at]))]
             self.counts.late += len(no_room) - len(led)
             self._send([route for route, _ in led], [event for _, event in led], full)
+        many.leave(endings)
         for place in endings:
             self._finish(events[place])
         many.send(events, (*endings, *no_room))

@@ -65,6 +65,22 @@ class Run:
         self.held = held
 
 
+class Row:
+    """What the channels that are written to together (`egress.stream.many`) tell their writer, so that it
+    need not look at each of them.
+
+    Attributes:
+        has_wakers: some of them may have been left a waker since this was unset.
+        has_shut: some of them may have been shut since this was unset.
+    """
+
+    __slots__ = ("has_shut", "has_wakers")
+
+    def __init__(self) -> None:
+        self.has_wakers = False
+        self.has_shut = False
+
+
 class Waiting:
     """What both ends share. Neither end refers to the other, so each is collected on its own.
 
@@ -76,6 +92,7 @@ class Waiting:
             fillers.
         easy: a queue shorter than this has room for a frame of up to `unit` tokens.
         wakers: of readers that found nothing.
+        row: which this channel belongs to.
         is_open: says that none of the three flags behind it is set.
         ending: held for good by whoever sends the terminal item, the one step that must not happen twice.
     """
@@ -88,6 +105,7 @@ class Waiting:
         "is_open",
         "max_tokens",
         "queue",
+        "row",
         "sink_left",
         "source_left",
         "unit",
@@ -99,6 +117,7 @@ class Waiting:
         self.max_tokens = max_tokens
         self.queue: deque[Any] = deque()
         self.wakers: deque[Waker] = deque()
+        self.row: Row | None = None
         # easy places of a unit each are within both bounds, and leave the last place free.
         self.unit = max(1, max_tokens // capacity)
         self.easy = min(capacity - 1, max_tokens)
@@ -111,6 +130,19 @@ class Waiting:
     def shut(self) -> None:
         """Leave no room for anything; one more than needed, since a reader holds one for a moment."""
         self.queue.extend((_SHUT,) * (self.easy + 1))
+        # SYNC: after the queue is full. The writer of the row unsets this before it looks at the queues.
+        row = self.row
+        if row is not None:
+            row.has_shut = True
+
+    def leave(self, waker: Waker) -> None:
+        """Have `waker` called when something is sent; then look at the queue once more."""
+        self.wakers.append(waker)
+        # SYNC: after the waker is left. The writer of the row, when it has queued its items, unsets this
+        # before it looks for wakers; and who takes the channel into a row looks for wakers after that.
+        row = self.row
+        if row is not None:
+            row.has_wakers = True
 
     def append(self, entry: Frame, tokens: int) -> None:
         """Append a frame that has a place of its own, with fillers for what it weighs beyond one unit."""

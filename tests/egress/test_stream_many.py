@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 import pytest
 
-from egress.errors import SinkClosed
+from egress.errors import SinkClosed, SinkFull
 from egress.stream import ChannelSource, channel
 from egress.stream.item import Done, Error, Frame
 from egress.stream.many import Many, send_frames
@@ -64,6 +68,7 @@ def test_a_run_that_waits_leaves_no_room_until_it_is_taken() -> None:
     many = Many([sink])
     for number in range(6):
         sink.try_send(Frame(event(number)))
+    many.was_bypassed()
     assert many.without_room() == [0]
     assert source.n_waiting == 3
     source.try_recv()
@@ -85,6 +90,84 @@ def test_both_ways_of_sending_mix_in_order_and_weigh_alike() -> None:
     assert ids(source) == [[number] for number in range(6)]
 
 
+def test_a_row_is_full_when_its_fullest_channel_is() -> None:
+    ends = [channel(capacity=6, max_tokens=60) for _ in range(3)]
+    many = Many([sink for sink, _ in ends])
+    for number in range(5):
+        assert many.without_room() == []
+        many.send([event(number)] * 3, [0] if number else [])
+    assert many.without_room() == [1, 2]
+    ids(ends[1][1])
+    assert many.without_room() == [2]
+    ids(ends[2][1])
+    assert many.without_room() == []
+
+
+def test_a_channel_that_goes_its_own_way_is_not_told_of() -> None:
+    ends = [channel() for _ in range(3)]
+    many = Many([sink for sink, _ in ends])
+    assert many.without_room() == []
+    many.leave([1])
+    ends[1][0].try_send(Done(ChunkEvent.make("a", [1], Stop())))
+    many.send([event(1)] * 3, [1])
+    many.keep([(0, 1), (2, 3)])
+    assert many.without_room() == []
+    ends[2][1].close()
+    assert many.without_room() == [1]
+
+
+def test_readers_in_threads_miss_nothing_at_any_switch() -> None:
+    """Wakers left, and channels closed, while a row is written to."""
+    rows, steps, leaving = 6, 4000, 1500
+    ends = [channel(capacity=8, max_tokens=64) for _ in range(rows)]
+    got: list[list[int]] = [[] for _ in range(rows)]
+
+    def read(at: int) -> None:
+        source = ends[at][1]
+        while True:
+            item = source.recv_sync(timeout=60)
+            assert isinstance(item, Frame | Done)
+            got[at] += item.event.token_ids.tolist()
+            if item.is_terminal:
+                return
+            if at == 0 and len(got[at]) >= leaving:
+                source.close()
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    readers = [threading.Thread(target=read, args=(at,)) for at in range(rows)]
+    try:
+        for reader in readers:
+            reader.start()
+        many = Many([sink for sink, _ in ends])
+        closed_at = None
+        for number in range(steps):
+            no_room = many.without_room()
+            many.send([event(number)] * rows, no_room)
+            for at in no_room:
+                while True:
+                    try:
+                        ends[at][0].try_send(Frame(event(number)))
+                        break
+                    except SinkFull:
+                        time.sleep(0)
+                    except SinkClosed:
+                        assert at == 0
+                        closed_at = closed_at or number
+                        break
+        for sink, _ in ends[1:]:
+            sink.try_send(Done(ChunkEvent.make("a", [-1], Stop())))
+        for reader in readers:
+            reader.join(60)
+            assert not reader.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(ids == [*range(steps), -1] for ids in got[1:])
+    assert got[0] == list(range(len(got[0])))
+    assert closed_at is not None
+
+
 def test_waiting_readers_are_told() -> None:
     ends = [channel() for _ in range(3)]
     many = Many([sink for sink, _ in ends])
@@ -100,7 +183,9 @@ def test_rows_are_kept_in_part_and_grow() -> None:
     sinks = [sink for sink, _ in ends]
     many = Many(sinks[:4])
     many.keep([(0, 1), (2, 4)])
-    many.add(Many(sinks[4:]))
+    more = Many.of(sinks[4:], many)
+    assert more is not None
+    many.add(more)
     assert many.is_distinct
     assert len(many) == 5
     many.send([event(i) for i in range(5)], ())
