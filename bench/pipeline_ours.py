@@ -24,7 +24,8 @@ from egress.stream.ring_source import RingSource
 from egress.stream.routes import Route
 from egress.wire.requests import Hello
 
-RING_BYTES = 64 << 20
+# Room for a group of steps with hidden states; small enough for the warm-up to touch all of it once.
+RING_BYTES = 32 << 20
 FIRST = "sender"
 
 

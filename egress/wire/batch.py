@@ -90,8 +90,9 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         Cost: a membership test per request of the frame, an event per request wanted.
         """
         n = len(self.rids)
-        places = places_of(n)
-        return self._events(list(compress(places, map(wanted.__contains__, self.rids))))
+        if n == 1:
+            return [self._event(0)] if self.rids[0] in wanted else []
+        return self._events(list(compress(places_of(n), map(wanted.__contains__, self.rids))))
 
     def own(self, at: Sequence[int] | None = None) -> list[ChunkEvent]:
         """Make events that own what they carry, so that they may outlive the frame.
