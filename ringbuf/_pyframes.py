@@ -23,10 +23,22 @@ import numpy as np
 
 from ringbuf.layout import FRAME_HEADER, LENGTH_BIT, SHIFT_BIT, SHIFT_MASK, TAG_MASK, WORD
 
-__all__ = ["PACK_LIMIT", "RUN", "Pack", "Unpack", "pack_run", "packers", "unpack_run", "unpackers"]
+__all__ = [
+    "PACK_LIMIT",
+    "RUN",
+    "UNPACK_LIMIT",
+    "Pack",
+    "Unpack",
+    "pack_run",
+    "packers",
+    "unpack_run",
+    "unpackers",
+]
 
 # Payloads up to this many bytes are packed: above it clearing them first costs what the saved stores gain.
 PACK_LIMIT = 1024
+# Payloads up to this many bytes are unpacked: nothing is cleared, and a format kept takes about 200 bytes.
+UNPACK_LIMIT = 8192
 # Most equal frames in one call: a format costs 0.1 us a frame to compile and 96 bytes to keep.
 RUN = 64
 SHORTEST_RUN = 8
@@ -48,7 +60,7 @@ class _BySize(Protocol):
 
 
 _packers: list[Pack | None] = [None] * (PACK_LIMIT + 1)
-_unpackers: list[Unpack | None] = [None] * (PACK_LIMIT + 1)
+_unpackers: list[Unpack | None] = [None] * (UNPACK_LIMIT + 1)
 
 
 def new_packer(nbytes: int) -> Pack:

@@ -26,20 +26,18 @@ from ringbuf.layout import C_CURSOR, C_LEASES, C_OLDEST_LEASE
 
 __all__ = ["LeaseBook"]
 
+_ndarray = np.ndarray
+_BYTE = np.dtype(np.uint8)
+
 
 class _Lease(weakref.ref[Any]):
     """A weak reference to a frame's root, and where the frame lies."""
 
-    __slots__ = ("book", "ended", "position", "seq")
+    __slots__ = ("ended", "position", "seq")
 
-    book: LeaseBook
     ended: bool
     position: int
     seq: int
-
-
-def _root_died(lease: _Lease) -> None:
-    lease.book._end(lease)
 
 
 # Closed books with living leases. Nothing else refers to them: a view keeps the pages, not the book.
@@ -111,26 +109,28 @@ class LeaseBook:
             root.flags.writeable = False
             frame._data = root
             return frame
-        root = np.frombuffer(self._data, np.uint8, nbytes, offset)
-        lease = _Lease(root, _root_died)
-        lease.book = self
+        # Read-only as the mapping is; np.frombuffer does the same in twice the time.
+        root = _ndarray((nbytes,), _BYTE, self._data, offset)
+        lease = _Lease(root, self._end)
         lease.ended = False
         lease.position = position
         lease.seq = seq
-        with self._lock:
+        leases, own = self._leases, self._own
+        lock = self._lock
+        lock.acquire()
+        try:
             # Held before the lease is in the book: a cursor that stays back is safe, one that passes is not.
             self.hold(True)
-            self._leases.append(lease)
-            self._live += 1
-            self._count()
-        self._drain()
+            leases.append(lease)
+            self._live = live = self._live + 1
+            own[C_OLDEST_LEASE] = leases[0].seq
+            own[C_LEASES] = live
+        finally:
+            lock.release()
+        if self._ended:
+            self._drain()
         frame._data = root
         return frame
-
-    def _count(self) -> None:
-        if self._leases:
-            self._own[C_OLDEST_LEASE] = self._leases[0].seq
-        self._own[C_LEASES] = self._live
 
     def _end(self, lease: _Lease) -> None:
         """A root died: anywhere, in any thread, even inside this book's own methods."""
@@ -141,26 +141,27 @@ class LeaseBook:
 
     def _drain(self) -> None:
         # Whoever holds the lock looks again after giving it back, so a lease that finds it taken is not lost.
-        while self._ended and self._lock.acquire(blocking=False):
+        while self._ended and self._lock.acquire(False):
             try:
                 self._settle()
             finally:
                 self._lock.release()
 
     def _settle(self) -> None:
-        while self._ended:
-            self._ended.popleft().ended = True
+        ended, leases, own = self._ended, self._leases, self._own
+        while ended:
+            ended.popleft().ended = True
             self._live -= 1
-        leases = self._leases
         while leases and leases[0].ended:
             leases.popleft()
         if leases:
-            self._own[C_CURSOR] = leases[0].position
+            own[C_CURSOR] = leases[0].position
+            own[C_OLDEST_LEASE] = leases[0].seq
         else:
             # In this order: a read that is under way either sees the hold gone, or has already moved on.
             self.hold(False)
-            self._own[C_CURSOR] = self.position()
-        self._count()
+            own[C_CURSOR] = self.position()
+        own[C_LEASES] = self._live
         self._released()
         if self._closing and not leases:
             self._closing = False

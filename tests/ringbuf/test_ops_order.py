@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import ringbuf
-from ringbuf import _ops, layout, seat
+from ringbuf import _ops, layout, opening, seat, wait
 from ringbuf.testing import Access, Log, open_pair, recording
 
 
@@ -70,13 +70,13 @@ def test_a_consumer_looks_at_the_position_before_a_frame_and_releases_it_after(r
 def test_a_lease_is_not_released_before_its_view_dies(recorded: Recorded) -> None:
     log, *_ = recorded
     with open_pair(1 << 16) as (producer, consumer):
-        producer.try_write(1, b"x" * 8000)
+        producer.try_write(1, b"x" * 9000)
         view = consumer.read(0).payload
         log.clear()
         assert consumer.try_read() is None
         assert not any(access.word == layout.C_CURSOR for access in log.stores("c0"))
         del view
-        assert log.stores("c0")[0][2:] == (layout.C_CURSOR, 8016)
+        assert log.stores("c0")[0][2:] == (layout.C_CURSOR, 9016)
 
 
 def test_joining_is_announced_before_the_floor_is_read_and_live_comes_last() -> None:
@@ -150,3 +150,17 @@ def test_what_no_body_orders_is_ordered_by_fences(monkeypatch: pytest.MonkeyPatc
         (free, log.first("producer", "store", layout.P_STATE)),
     ]:
         assert any(first < fence < then for fence in fences), (log[first], log[then])
+
+
+def test_the_end_of_a_lease_is_told_behind_the_wakers_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "best_barrier", lambda: layout.BARRIER_WAKER)
+    with recording() as log:
+        monkeypatch.setattr(wait, "fence", lambda: log.append(Access("cpu", "fence", 0, 0)))
+        with open_pair(1 << 16) as (producer, consumer):
+            producer.try_write(1, b"x" * 9000)
+            view = consumer.read(0).payload
+            log.clear()
+            del view
+            released = log.first("c0", "store", layout.C_CURSOR)
+            looked = log.first("producer", "load", layout.P_WAITING)
+            assert "fence" in {access.kind for access in log[released:looked]}

@@ -295,21 +295,21 @@ def test_full_names_the_slowest_consumer_with_its_leases(name: str) -> None:
         ringbuf.attach(name) as slow,
     ):
         for _ in range(4):
-            producer.write(1, b"x" * 8000)
+            producer.write(1, b"x" * 9000)
         kept = [slow.read(0) for _ in range(3)]
-        while producer.try_write(1, b"y" * 8000):
+        while producer.try_write(1, b"y" * 9000):
             pass
         while fast.try_read() is not None:
             pass
         with pytest.raises(ringbuf.RingFull) as caught:
-            producer.write(1, b"z" * 16000, timeout=0)
+            producer.write(1, b"z" * 18000, timeout=0)
         error = caught.value
         assert (error.slot, error.pid, error.leases, error.oldest_lease) == (slow.slot, os.getpid(), 3, 0)
         assert error.lag is not None
-        assert error.lag >= 4 * 8000
+        assert error.lag >= 4 * 9000
         assert "3 leases since seq 0" in str(error)
         kept.clear()
-        assert producer.try_write(1, b"z" * 16000)
+        assert producer.try_write(1, b"z" * 18000)
 
 
 def test_a_waiting_write_is_woken_by_a_read(producer: ringbuf.Producer, consumer: ringbuf.Consumer) -> None:
