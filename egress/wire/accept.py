@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate, compress
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -39,7 +40,8 @@ __all__ = ["RawHeader", "accept_bulk", "decode_batch", "read_raw"]
 Body: TypeAlias = bytes | memoryview
 
 _WHOLE: list[Place] = [None]
-_NO_ITEMS = msgspec.Raw(b"\x90")
+_NOTHING = b"\x90"  # msgpack: an empty array
+_NO_ITEMS = msgspec.Raw(_NOTHING)
 
 
 class _BulkHeader(msgspec.Struct, array_like=True, gc=False):
@@ -103,7 +105,7 @@ _decode_str: Callable[[Any], str] = msgspec.msgpack.Decoder(str).decode
 _FOUR_ITEMS = 0x94  # msgpack: an array of four
 # Sixteen to eighteen: with data columns, with texts, with the counts before trimming.
 _BULK_ARITIES = (b"\x94", b"\xdc\x00\x10", b"\xdc\x00\x11", b"\xdc\x00\x12")
-_COUNT_COLUMNS = _BulkHeader.__struct_fields__[4:16]
+_count_columns_of = attrgetter(*_BulkHeader.__struct_fields__[4:16])
 _NIL = b"\xc0"
 _ONE = b"\x01"
 
@@ -192,16 +194,20 @@ def accept_bulk(
     completions: list[int] | None = None
     families: list[FamilyColumns] = []
     if view[WIDTH] == _FOUR_ITEMS:
-        if data_at + WIDTH * n_ids != len(view):
-            raise _wrong_size(n_ids, len(view) - data_at, rids)
-        token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
+        token_ids = _only_ids(view, data_at, n_ids, rids)
     else:
-        optional: Any = [_counts_of(getattr(header, name), n) for name in _COUNT_COLUMNS]
         completions = _counts_of(header.completion_tokens, n)
         if completions == counts or (counts is None and len(completions) == n == completions.count(1)):
             completions = None
-        columns = Header(rids, [], [], [], *(*optional, header.texts, completions or ()))
-        token_ids, families = _take_data(view, data_at, n_ids, columns)
+        raws: Any = _count_columns_of(header)
+        if any(map(_NOTHING.__ne__, map(bytes, raws))):
+            optional: Any = [_counts_of(raw, n) for raw in raws]
+            columns = Header(rids, [], [], [], *(*optional, header.texts, completions or ()))
+            token_ids, families = _take_data(view, data_at, n_ids, columns)
+        else:
+            _check_optional_len("texts", len(header.texts), n, rids)
+            _check_optional_len("completion_tokens", len(completions or ()), n, rids)
+            token_ids = _only_ids(view, data_at, n_ids, rids)
     texts = header.texts or None
     column = token_ids
     places: Sequence[Place]
@@ -213,6 +219,13 @@ def accept_bulk(
     return Batch(
         rids, token_ids, reasons, prompts, counts, column, places, texts, completions or None, families
     )
+
+
+def _only_ids(view: Body, data_at: int, n_ids: int, rids: list[str]) -> I32Array:
+    """Take the data of a frame without further columns."""
+    if data_at + WIDTH * n_ids != len(view):
+        raise _wrong_size(n_ids, len(view) - data_at, rids)
+    return np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
 
 
 def _counts_of(raw: msgspec.Raw, n: int) -> list[int]:
