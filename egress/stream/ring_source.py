@@ -253,7 +253,7 @@ class RingSource:
         routes = list(map(self.routes.get, rids))
         return None if None in routes else Many.of(list(map(_sink_of, routes)), to)
 
-    def _lead_many(self, shard: int, many: Many, batch: Batch, endings: list[int]) -> None:
+    def _lead_many(self, shard: int, many: Many, batch: Batch, endings: Sequence[int]) -> None:
         """Lead events to their channels, all at once but for those that end or have no room."""
         events = batch.own()
         full: list[Route] = []
@@ -271,7 +271,7 @@ class RingSource:
         if full:
             self._overflow(shard, full)
 
-    def _lead_each(self, shard: int, batch: Batch, endings: list[int]) -> None:
+    def _lead_each(self, shard: int, batch: Batch, endings: Sequence[int]) -> None:
         """Lead events one by one: some may be late, or their sinks of any kind."""
         counts = self.counts
         found: list[Any] = list(map(self.routes.get, batch.rids))

@@ -182,9 +182,10 @@ def accept_bulk(
     """
     n = len(rids)
     reasons: Reasons | None = None
+    ended: list[int] = []
     counts: list[int] | None = None
     if bytes(header.finish_reasons) != _array_of(n, _NIL):
-        reasons = _classify(_decode_reasons(header.finish_reasons))
+        reasons, ended = _classify(_decode_reasons(header.finish_reasons))
         _check_core("finish_reasons", reasons, rids)
     if bytes(header.tok_lens) != _array_of(n, _ONE):
         counts = _decode_counts(header.tok_lens)
@@ -217,7 +218,17 @@ def accept_bulk(
     else:
         places = _slices(counts)
     return Batch(
-        rids, token_ids, reasons, prompts, counts, column, places, texts, completions or None, families
+        rids,
+        token_ids,
+        reasons,
+        prompts,
+        counts,
+        column,
+        places,
+        texts,
+        completions or None,
+        families,
+        ended,
     )
 
 
@@ -250,13 +261,18 @@ def _accept(view: Body, data_at: int, header: Header) -> Batch:
         _check_core("prompt_tokens", prompts, rids)
         _check_core("tok_lens", counts, rids)
     n_ids = sum(counts)
-    reasons = None if maps.count(None) == n else _classify(maps)
+    reasons: Reasons | None = None
+    ended: list[int] = []
+    if maps.count(None) != n:
+        reasons, ended = _classify(maps)
     places = _WHOLE if n == 1 else _slices(counts)
     if view[WIDTH] == _FOUR_ITEMS:
         if data_at + WIDTH * n_ids != len(view):
             raise _wrong_size(n_ids, len(view) - data_at, rids)
         token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
-        return Batch(rids, token_ids, reasons, prompts, counts, token_ids, places)
+        if reasons is None:
+            return Batch(rids, token_ids, None, prompts, counts, token_ids, places)
+        return Batch(rids, token_ids, reasons, prompts, counts, token_ids, places, None, None, (), ended)
     token_ids, families = _take_data(view, data_at, n_ids, header)
     return Batch(
         rids,
@@ -269,6 +285,7 @@ def _accept(view: Body, data_at: int, header: Header) -> Batch:
         header.texts or None,
         header.completion_tokens or None,
         families,
+        ended,
     )
 
 
@@ -347,15 +364,15 @@ def _slices(counts: list[int]) -> list[Place]:
     return list(map(slice, [0, *ends], ends))
 
 
-def _classify(maps: list[dict[str, Any] | None]) -> Reasons:
-    """Turn reason maps into reasons, in place; most are None."""
+def _classify(maps: list[dict[str, Any] | None]) -> tuple[Reasons, list[int]]:
+    """Turn reason maps into reasons, in place; most are None. And the places of those that are not."""
     reasons: Any = maps
     ended = list(compress(places_of(len(maps)), maps))
     if len(ended) + maps.count(None) != len(maps):  # an empty map counts as false
-        return [None if wire is None else _reason(wire) for wire in maps]
+        ended = [place for place, wire in enumerate(maps) if wire is not None]
     for place in ended:
         reasons[place] = _reason(reasons[place])
-    return reasons  # type: ignore[no-any-return]
+    return reasons, ended
 
 
 def _reason(wire: dict[str, Any]) -> FinishReason:

@@ -44,6 +44,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     Args:
         rids: the requests, in the frame's order; duplicates are kept.
         token_ids: the ids of all requests, one int32 view of the frame, shape (all ids,).
+        endings: the places of the requests that end with this frame, ascending.
 
     `batch[i]`, `for event in batch` and `select` make new ChunkEvents, whose arrays are views of the frame
     and keep its buffer alive. A batch may be read from several threads.
@@ -59,14 +60,15 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     _texts: Sequence[str] | None = None
     _completions: Sequence[int] | None = None
     _families: Sequence[FamilyColumns] = ()
+    endings: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rids)
 
     def __iter__(self) -> Iterator[ChunkEvent]:
-        if len(self.rids) == 1:
-            return iter((self._event(0),))
         n = len(self.rids)
+        if n == 1:
+            return iter((self._event(0),))
         extras = self._extras(range(n)) if self._families else None
         columns = self._columns(_whole, repeat(self._column), self._places, extras)
         return map(WholeEvent, *columns)
@@ -131,11 +133,11 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
             columns.append(wanted(self._texts))
         events = list(map(ChunkEvent, *columns))
         if self._reasons is not None:
-            for slot in compress(range(len(events)), wanted(self._reasons)):
+            reasons = self._reasons if at is None else list(map(self._reasons.__getitem__, at))
+            for slot in self.endings if at is None else compress(places_of(len(at)), reasons):
                 event = events[slot]
-                reason = self._reasons[slot if at is None else at[slot]]
                 events[slot] = WholeEvent(
-                    event.rid, event.prompt_tokens, event._place, event.text, None, reason
+                    event.rid, event.prompt_tokens, event._place, event.text, None, reasons[slot]
                 )
         return events
 
@@ -149,16 +151,12 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Ids of the request that has most of them in this frame."""
         return 1 if self._counts is None else max(self._counts, default=0)
 
-    @property
-    def endings(self) -> list[int]:
-        """The places of the requests that end with this frame, ascending."""
-        if self._reasons is None:
-            return []
-        return list(compress(places_of(len(self.rids)), self._reasons))
-
     def _event(self, at: int) -> ChunkEvent:
         """Make the event of the request at this place."""
         count = 1 if self._counts is None else self._counts[at]
+        if self._texts is None and self._reasons is None and self._completions is None and not self._families:
+            place = self._places[at]
+            return WholeEvent(self.rids[at], self._prompts[at], place, "", self._column, None, count, count)
         return WholeEvent(
             self.rids[at],
             self._prompts[at],

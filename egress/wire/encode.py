@@ -112,7 +112,7 @@ def encode_batch(
     >>> b"".join(encode_batch(["a"], [None], [3], [[7, 8]])).hex(" ", -4)
     '0a000000 9491a161 91c09103 91020700 00000800 0000'
     """
-    return encode_batch_into(bytearray(), rids, finish_reasons, prompt_tokens, token_ids, optional)
+    return encode_batch_into(bytearray(WIDTH), rids, finish_reasons, prompt_tokens, token_ids, optional)
 
 
 def encode_batch_into(

@@ -53,7 +53,7 @@ def read_both(recall: Recall, body: bytes) -> Batch:
     assert facts(batch) == facts(plain)
     kept = cut(known, recall.kept)
     assert kept == batch.rids[: len(kept)]
-    assert batch.endings == [at for at, event in enumerate(plain) if event.finish_reason is not None]
+    assert list(batch.endings) == [at for at, event in enumerate(plain) if event.finish_reason is not None]
     return batch
 
 
