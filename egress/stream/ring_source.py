@@ -146,6 +146,10 @@ class RingSource:
         shards = list(self._lanes)
         if not shards:
             return False
+        for lane in self._lanes.values():
+            # Of no use any more, and channels that nobody else holds are not to be kept until the next step.
+            if lane.changes != self.routes.changes:
+                lane.many = None
         # Another ring comes first each time, or the bound would always cut off the same one.
         self._first = (self._first + 1) % len(shards)
         shards = shards[self._first :] + shards[: self._first]

@@ -454,3 +454,16 @@ def test_an_error_frame_between_steps_ends_one_of_many(source, upstream):
     assert len(ids) == 1
     assert source.counts.late + source.counts.sink_closed == 1
     assert len(engine.got("s0-6")[0]) == 3
+
+
+def test_a_channel_given_up_is_not_kept_for_the_next_step(source):
+    engine = Engine(source, random.Random(0))
+    engine.admit(20)
+    engine.step()
+    gone = weakref.ref(engine.readers["s0-3"])
+    queued = weakref.ref(engine.readers["s0-3"]._channel.queue)
+    source.routes.pop("s0-3")
+    del engine.readers["s0-3"]
+    source.turn()
+    assert gone() is None
+    assert queued() is None
