@@ -190,7 +190,7 @@ def test_a_ring_of_another_user_is_refused_unless_asked_for(ring_of_nobody: str)
     ):
         with pytest.raises(ringbuf.RingForbidden, match=f"belongs to uid {NOBODY}, not to uid 0"):
             refused()
-    assert ring_of_nobody not in ringbuf.reap()
+    assert ring_of_nobody not in ringbuf.reap(prefix=ring_of_nobody)
     with ringbuf.attach(ring_of_nobody, owner=NOBODY) as consumer:
         assert consumer.read(1).payload == b"theirs"
 

@@ -15,7 +15,7 @@ import pytest
 from support import ROOT, files_of, spawn_python
 
 import ringbuf
-from ringbuf import layout
+from ringbuf import layout, monitor
 from ringbuf.command import main, show
 
 
@@ -277,9 +277,15 @@ def test_amounts_are_for_people(nbytes: int, text: str) -> None:
     assert show.amount(nbytes) == text
 
 
+def see_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command see nothing of the tests that run beside this one, least of all to remove it."""
+    every = monitor.shared_names
+    monkeypatch.setattr(monitor, "shared_names", lambda: [file for file in every() if name in file])
+
+
 @pytest.mark.parametrize("where", ["create.opened", "create.sized", "create.link"])
 def test_a_half_made_segment_is_shown_and_removed(
-    name: str, where: str, capsys: pytest.CaptureFixture[str]
+    name: str, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A creator was killed: what it left bears no ring's name."""
     code = """
@@ -288,6 +294,7 @@ from ringbuf.testing import at_step, kill_here
 with at_step(sys.argv[2], kill_here):
     ringbuf.create(sys.argv[1], 4096)
 """
+    see_only(name, monkeypatch)
     spawn_python(code, name, where).communicate(timeout=60)
     (file,) = (file for file in files_of(name) if file.endswith(".new"))
     temporary = file.removeprefix("ringbuf.")
@@ -301,7 +308,10 @@ with at_step(sys.argv[2], kill_here):
     assert files_of(name) == []
 
 
-def test_a_segment_in_the_making_is_shown_and_spared(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_segment_in_the_making_is_shown_and_spared(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see_only(name, monkeypatch)
     code = """
 import sys, ringbuf
 from ringbuf.testing import at_step

@@ -374,11 +374,11 @@ def test_liveness_does_not_read_pids(name: str) -> None:
 
     plant(2**22 + 5)
     assert ringbuf.inspect(name).producer.alive
-    assert name not in ringbuf.reap()
+    assert name not in ringbuf.reap(prefix=name)
     producer.close(unlink=False)
     plant(1)
     assert not ringbuf.inspect(name).producer.alive
-    assert name in ringbuf.reap()
+    assert name in ringbuf.reap(prefix=name)
 
 
 # ------------------------------------------------------------------------------------------------------ fork

@@ -267,9 +267,9 @@ def test_a_ring_in_the_making_is_neither_attached_nor_reaped_nor_lost(
     with pytest.raises(ringbuf.RingNotFound):
         ringbuf.attach(name, timeout=5 * MS)
     if where != "create.opened":
-        assert name not in ringbuf.reap()
+        assert name not in ringbuf.reap(prefix=name)
     else:
-        ringbuf.reap()  # may take what is not locked yet: the creator starts over
+        ringbuf.reap(prefix=name)  # may take what is not locked yet: the creator starts over
     go_on.set()
     thread.join()
     with made[0] as producer, ringbuf.attach(name) as consumer:
@@ -291,11 +291,11 @@ def test_what_a_killed_creator_left_is_reaped_and_in_nobodys_way(name: str, wher
     with ringbuf.create(name, 4096) as producer, ringbuf.attach(name) as consumer:
         producer.write(1, b"x")
         assert consumer.read(0).payload == b"x"
-        ringbuf.reap()
+        ringbuf.reap(prefix=name)
         assert len(files_of(name)) == 10
     assert files_of(name) == []
     spawn_python(code, name, where).communicate()
-    assert name in ringbuf.reap()
+    assert name in ringbuf.reap(prefix=name)
     assert files_of(name) == []
 
 
