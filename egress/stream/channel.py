@@ -22,7 +22,7 @@ import time
 
 from egress.errors import SinkClosed, SinkFull
 from egress.stream.item import Control, Done, EgressItem, Error, Frame
-from egress.stream.waiting import Run, Waiting, wake
+from egress.stream.waiting import FILLER, Run, Waiting, wake
 from egress.stream.waker import Waker, forget, waker_of
 from egress.wire.event import ChunkEvent, WholeEvent
 
@@ -54,11 +54,11 @@ class ChannelSink:
         """
         channel = self._channel
         queue = channel.queue
-        # A channel that takes nothing has no room either.
-        if type(item) is Frame and len(queue) < channel.easy and item.event.n_tokens <= channel.unit:
-            queue.append(item)
-        elif type(item) is Frame and channel.is_open:
-            self._send_beyond(item)
+        if type(item) is Frame and channel.is_open:
+            if len(queue) < channel.easy and item.event.n_tokens <= channel.unit:
+                queue.append(item)
+            else:
+                self._send_beyond(item)
         else:
             self._send_other(item)
         # SYNC: after the item is queued. A reader leaves its waker before it looks at the queue once more.
@@ -73,9 +73,21 @@ class ChannelSink:
         run = self._last_run
         if run is not None and not run.is_taken:
             # Nobody else appends, and nothing was appended behind a run that waits: it is the newest.
-            if run.held + tokens > channel.max_tokens:
-                run.held = self._weigh(tokens)[1]
-            self._join(run, event, tokens)
+            held = run.held + tokens
+            if held > channel.max_tokens:
+                held = self._weigh(tokens)[1] + tokens
+            run.held = held
+            run.tokens += tokens
+            run.events.append(event)
+            # SYNC: after the event is in; pairs with Waiting._merge. Unset: the reader will find it.
+            if run.is_taken:
+                self._take_back(run, tokens)
+            return
+        size = len(channel.queue)
+        held = size * channel.unit + tokens
+        if size == channel.capacity - 1 and held <= channel.max_tokens and FILLER not in channel.queue:
+            # One in each place but the last, none of more than a unit: no need to weigh them.
+            self._last_run = channel.start_run(event, tokens, held)
             return
         waiting, held = self._weigh(tokens)
         if waiting < channel.capacity - 1:
@@ -91,16 +103,11 @@ class ChannelSink:
             raise SinkFull(waiting, channel.capacity, held, channel.max_tokens)
         return waiting, held
 
-    def _join(self, run: Run, event: ChunkEvent, tokens: int) -> None:
-        run.tokens += tokens
-        run.held += tokens
-        run.events.append(event)
-        # SYNC: after the event is in; pairs with Waiting._merge. Unset: the reader will find it.
-        if run.is_taken:
-            # Queue the event anew, unless the reader has found it there.
-            with contextlib.suppress(IndexError):
-                event = run.events.pop()
-                self._last_run = self._channel.start_run(event, tokens, self._channel.max_tokens)
+    def _take_back(self, run: Run, tokens: int) -> None:
+        """Queue anew the event that joined a run just taken, unless the reader has found it there."""
+        with contextlib.suppress(IndexError):
+            event = run.events.pop()
+            self._last_run = self._channel.start_run(event, tokens, self._channel.max_tokens)
 
     def _send_other(self, item: EgressItem) -> None:
         """Queue what is no plain Frame, or say why nothing can be sent."""
@@ -117,7 +124,6 @@ class ChannelSink:
         channel.queue.append(item)
         # SYNC: after the item is queued; pairs with Waiting.take.
         channel.has_ended = True
-        channel.is_open = False
         channel.shut()
 
     def _why_closed(self) -> SinkClosed:
@@ -125,7 +131,6 @@ class ChannelSink:
         if channel.source_left:
             # A source that was dropped, not closed, leaves what waited for it to us.
             channel.queue.clear()
-            channel.shut()
             return SinkClosed()
         return SinkClosed(
             "the sink was closed" if channel.sink_left else "its terminal item was already sent"
@@ -134,11 +139,8 @@ class ChannelSink:
     def close(self) -> None:
         """Send nothing more; without a terminal item before, the reader gets Truncated. Again is harmless."""
         channel = self._channel
-        was_open = channel.is_open
         channel.sink_left = True
-        channel.is_open = False
-        if was_open:
-            channel.shut()
+        channel.shut()
         wake(channel.wakers)
 
     @property
@@ -262,9 +264,8 @@ class ChannelSource:
         """Take nothing more and drop what waits; the sink's next `try_send` raises SinkClosed."""
         channel = self._channel
         channel.source_left = True
-        channel.is_open = False
-        channel.queue.clear()
         channel.shut()
+        channel.queue.clear()
         wake(channel.wakers)
 
     @property
@@ -289,11 +290,8 @@ class ChannelSource:
     def __del__(self) -> None:
         # Nobody waits any more, and what is queued goes with the last reference to the channel.
         channel = self._channel
-        was_open = channel.is_open
         channel.source_left = True
-        channel.is_open = False
-        if was_open:
-            channel.shut()
+        channel.shut()
 
 
 def channel(capacity: int = 64, max_tokens: int = 4096) -> tuple[ChannelSink, ChannelSource]:

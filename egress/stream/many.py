@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
-from operator import attrgetter
+from operator import attrgetter, not_
 from typing import Any
 
 from egress.errors import SinkClosed, SinkFull
@@ -28,6 +28,7 @@ _append: Callable[[deque[Any], Any], None] = deque.append
 _channel_of = attrgetter("_channel")
 _queue_of = attrgetter("queue")
 _wakers_of = attrgetter("wakers")
+_is_open_of = attrgetter("is_open")
 _easy_of = attrgetter("easy")
 _unit_of = attrgetter("unit")
 
@@ -43,7 +44,17 @@ class Many:
         unit: the most tokens an event may have to be sent this way.
     """
 
-    __slots__ = ("_channels", "_easy", "_members", "_queues", "_room", "_row", "_wakers", "unit")
+    __slots__ = (
+        "_channels",
+        "_easy",
+        "_has_closed",
+        "_members",
+        "_queues",
+        "_room",
+        "_row",
+        "_wakers",
+        "unit",
+    )
 
     def __init__(self, sinks: Sequence[ChannelSink], row: Row | None = None) -> None:
         self._row = Row() if row is None else row
@@ -55,10 +66,11 @@ class Many:
         self.unit: int = min(map(_unit_of, self._channels), default=1)
         for channel in self._channels:
             channel.row = self._row
-        # SYNC: after the channels know the row. A reader leaves its waker, and a channel is filled when it is
-        # shut, before they look whether there is a row to be told.
+        # SYNC: after the channels know the row. A reader leaves its waker, and a channel is closed, before
+        # either looks whether there is a row to be told.
         if any(self._wakers):
             self._row.has_wakers = True
+        self._has_closed = not all(map(_is_open_of, self._channels))
         # How many frames may be sent before the queues have to be looked at.
         self._room = self._look()
 
@@ -90,6 +102,8 @@ class Many:
                 self._members.difference_update(map(id, self._queues[stop:end]))
                 del self._channels[stop:end], self._queues[stop:end], self._wakers[stop:end]
             end = start
+        if self._has_closed:
+            self._row.has_shut = True  # look whether it was those
 
     def add(self, others: Many) -> None:
         """Put others behind, made for this row."""
@@ -100,19 +114,26 @@ class Many:
         self._easy = min(self._easy, others._easy)
         self.unit = min(self.unit, others.unit)
         self._room = min(self._room, others._room)
+        self._has_closed = self._has_closed or others._has_closed
 
     def without_room(self) -> list[int]:
         """The places of channels that may not take a frame without a second thought: too much waits, or they
         take nothing any more."""
         if self._room > 0 and not self._row.has_shut:
             return []
-        # SYNC: before the queues are looked at; pairs with Waiting.shut.
-        self._row.has_shut = False
+        if self._row.has_shut:
+            # SYNC: before it is looked who is open; pairs with Waiting.shut.
+            self._row.has_shut = False
+            self._has_closed = not all(map(_is_open_of, self._channels))
         self._room = self._look()
         if self._room > 0:
             return []
         easy = self._easy
-        return [place for place, size in enumerate(map(len, self._queues)) if size >= easy]
+        places = [place for place, size in enumerate(map(len, self._queues)) if size >= easy]
+        if self._has_closed:
+            closed = compress(range(len(self._channels)), map(not_, map(_is_open_of, self._channels)))
+            places = sorted({*places, *closed})
+        return places
 
     def leave(self, places: Iterable[int]) -> None:
         """Let these go their own ways: what becomes of them is not told to the row any more."""
@@ -146,7 +167,7 @@ class Many:
         self._room = 0
 
     def _look(self) -> int:
-        return self._easy - max(map(len, self._queues), default=0)
+        return 0 if self._has_closed else self._easy - max(map(len, self._queues), default=0)
 
 
 def send_frames(
@@ -162,7 +183,7 @@ def send_frames(
         # The easy path of ChannelSink.try_send, without the call.
         if type(sink) is ChannelSink:
             channel = sink._channel
-            if len(channel.queue) < channel.easy and event.n_tokens <= channel.unit:
+            if channel.is_open and len(channel.queue) < channel.easy and event.n_tokens <= channel.unit:
                 channel.queue.append(event)
                 # SYNC: as in try_send.
                 if channel.wakers:

@@ -6,8 +6,7 @@ an entry weighs more than its place:
 
 - a frame of more than `unit` tokens comes with as many fillers as it takes further units;
 - behind a run (the frame in the last place, and those that joined it) there are enough of them that nothing
-  is appended before the run is taken;
-- behind the last item of a channel that takes no more, the queue is filled up with SHUT for good.
+  is appended before the run is taken.
 
 Neither side counts tokens as long as there is room. Beyond, the sender weighs what waits, at most `capacity`
 entries, and whatever joins a run afterwards is only added up.
@@ -15,7 +14,7 @@ entries, and whatever joins a run afterwards is only added up.
 There is no lock. Each end belongs to one thread at a time: one appends, one takes; flags go one way; the
 queue is a deque, whose single operations (an `extend` by a tuple is one) are atomic. So either end may be
 dropped at any moment, in any thread, by a garbage collection inside this very module: leaving is setting a
-flag, filling up and calling wakers. `SYNC:` marks the places where the order of two steps carries that.
+flag and calling wakers. `SYNC:` marks the places where the order of two steps carries that.
 """
 
 from __future__ import annotations
@@ -34,18 +33,6 @@ from egress.wire.event import ChunkEvent, WholeEvent
 __all__ = ["FILLER", "Run", "Waiting", "wake"]
 
 FILLER: Final = None
-
-
-class _Shut:
-    """The type of SHUT."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "SHUT"
-
-
-_SHUT: Final = _Shut()
 
 
 class Run:
@@ -128,9 +115,9 @@ class Waiting:
         self.ending = threading.Lock()
 
     def shut(self) -> None:
-        """Leave no room for anything; one more than needed, since a reader holds one for a moment."""
-        self.queue.extend((_SHUT,) * (self.easy + 1))
-        # SYNC: after the queue is full. The writer of the row unsets this before it looks at the queues.
+        """Take nothing any more."""
+        self.is_open = False
+        # SYNC: after is_open. The writer of the row unsets this before it looks who is open.
         row = self.row
         if row is not None:
             row.has_shut = True
@@ -169,11 +156,6 @@ class Waiting:
                 return Frame(entry)
             if kind is Run:
                 return self._merge(entry)
-            if kind is _Shut:
-                # It stays: a sender must not find room here ever again.
-                queue.appendleft(entry)
-                is_over = True
-                break
             if entry is not FILLER:
                 item: EgressItem = entry
                 return item
@@ -212,7 +194,7 @@ class Waiting:
         # A copy, made in one step: the other side may be at work.
         for entry in self.queue.copy():
             kind = type(entry)
-            if entry is FILLER or kind is _Shut:
+            if entry is FILLER:
                 continue
             items += 1
             if kind is ChunkEvent or kind is WholeEvent:
