@@ -1,10 +1,10 @@
 """What a small frame is in bytes, and the quickest ways of this interpreter to write and read one.
 
-A frame is stored as three things: word 0, word 1 (its seq) and the payload; `_Stores` and `_Loads` say it
-so, and are what runs while the testing kit records accesses. On plain memory one `struct` call does the same
-in half the time: 37 ns against 80 to write a frame of 64 bytes, 54 against 88 to read one (`struct` clears
-the bytes first, which is why it may touch only what nobody looks at: a frame before its publication). The
-formats are compiled when a size is first met and kept.
+A frame is stored as three things: word 0, word 1 (its seq) and the payload; `_Stores` says it so, and is what
+runs while the testing kit records accesses. On plain memory one `struct` call does the same in half the time:
+37 ns against 80 to write a frame of 64 bytes, 54 against 88 to read one (`struct` clears the bytes first,
+which is why it may touch only what nobody looks at: a frame before its publication). The formats are
+compiled when first wanted, and kept.
 
 Runs of equal frames go further: one call with the format of many frames.
 """
@@ -26,19 +26,16 @@ from ringbuf.layout import FRAME_HEADER, LENGTH_BIT, SHIFT_BIT, SHIFT_MASK, TAG_
 __all__ = [
     "PACK_LIMIT",
     "RUN",
-    "UNPACK_LIMIT",
     "Pack",
     "Unpack",
     "pack_run",
     "packers",
     "unpack_run",
-    "unpackers",
+    "unpacker",
 ]
 
 # Payloads up to this many bytes are packed: above it clearing them first costs what the saved stores gain.
 PACK_LIMIT = 1024
-# Payloads up to this many bytes are unpacked: nothing is cleared, and a format kept takes about 200 bytes.
-UNPACK_LIMIT = 8192
 # Most equal frames in one call: a format costs 0.1 us a frame to compile and 96 bytes to keep.
 RUN = 64
 SHORTEST_RUN = 8
@@ -60,7 +57,7 @@ class _BySize(Protocol):
 
 
 _packers: list[Pack | None] = [None] * (PACK_LIMIT + 1)
-_unpackers: list[Unpack | None] = [None] * (UNPACK_LIMIT + 1)
+_unpackers: list[Unpack | None] = [None] * (PACK_LIMIT + 1)
 
 
 def new_packer(nbytes: int) -> Pack:
@@ -69,20 +66,17 @@ def new_packer(nbytes: int) -> Pack:
     return pack
 
 
-def new_unpacker(nbytes: int) -> Unpack:
-    """Compile and keep the unpacker for payloads of `nbytes`."""
-    unpack = _unpackers[nbytes] = Struct(f"=8xQ{nbytes}s").unpack_from
+def unpacker(nbytes: int) -> Unpack:
+    """What loads the seq and the payload of a frame with `nbytes` of payload, PACK_LIMIT at most."""
+    unpack = _unpackers[nbytes]
+    if unpack is None:
+        unpack = _unpackers[nbytes] = Struct(f"=8xQ{nbytes}s").unpack_from
     return unpack
 
 
 def packers(words: memoryview) -> _BySize:
     """What stores a frame, by payload bytes."""
     return _packers if isinstance(words, memoryview) else _Stores(words)
-
-
-def unpackers(words: memoryview) -> _BySize:
-    """What loads a frame's seq and payload, by payload bytes."""
-    return _unpackers if isinstance(words, memoryview) else _Loads(words)
 
 
 class _Stores:
@@ -97,18 +91,6 @@ class _Stores:
         self._words[offset // WORD + 1] = seq
         at = offset + FRAME_HEADER
         data[at : at + len(payload)] = payload
-
-
-class _Loads:
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
-
-    def __getitem__(self, nbytes: int) -> Unpack:
-        def unpack(data: mmap, offset: int) -> tuple[int, bytes]:
-            at = offset + FRAME_HEADER
-            return self._words[offset // WORD + 1], data[at : at + nbytes]
-
-        return unpack
 
 
 # ------ runs of frames
@@ -150,6 +132,9 @@ def pack_run(
     """
     count = _whole_run(len(frames))
     try:
+        # Most frames that are no run show it at once.
+        if len(frames[0][1]) != len(frames[count - 1][1]):  # type: ignore[arg-type]
+            return 0, 0
         tags, payloads = zip(*(frames if count == len(frames) else frames[:count]), strict=True)
         tag, nbytes = tags[0], len(payloads[0])
         taken = (nbytes + _ROUND_UP & -WORD) * count
@@ -196,6 +181,8 @@ def unpack_run(
     if not count or not 1 < nbytes <= small or not 0 < tag <= TAG_MASK or not 0 <= seq <= _COUNTED:
         return 0, 0, ()
     first, end, stride = offset >> 3, offset + step * count >> 3, step >> 3
+    if words[first + stride] != head:
+        return 0, 0, ()
     # Compared as buffers of one format, so that no integers are made of the words.
     if words[first:end:stride] != _same(head, count):
         return 0, 0, ()

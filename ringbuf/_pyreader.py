@@ -6,15 +6,7 @@ from collections.abc import Callable
 from mmap import mmap
 
 from ringbuf._body import Reader
-from ringbuf._pyframes import (
-    PACK_LIMIT,
-    SHORTEST_RUN,
-    UNPACK_LIMIT,
-    Unpack,
-    new_unpacker,
-    unpack_run,
-    unpackers,
-)
+from ringbuf._pyframes import PACK_LIMIT, SHORTEST_RUN, unpack_run, unpacker
 from ringbuf.frame import Frame
 from ringbuf.layout import (
     C_CURSOR,
@@ -40,6 +32,9 @@ __all__ = ["COPY_LIMIT", "make_reader"]
 # it never looks at the bytes; the other half is left for readers that share a memory bus.
 COPY_LIMIT = 8192
 
+# A frame of n payload bytes takes n + _ROUND_UP & _WHOLE of the ring.
+_ROUND_UP = FRAME_HEADER + WORD - 1
+_WHOLE = -WORD
 _TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
 _SHUT = -1
 
@@ -80,31 +75,43 @@ def make_reader(
     ready = offset  # frames are known to be published up to this offset, at most to the end of this lap
     held = attended = False
     rung = 0
-    # What the word 0 of the last plain small frame said; -1 is no word.
-    known_head = -1
-    known_tag = known_step = 0
-    unpacks = unpackers(words)
-    known_unpack: Unpack = unpacks[0] or new_unpacker(0)
-    small = min(COPY_LIMIT, UNPACK_LIMIT)
+    small = COPY_LIMIT
     small_in_runs = min(COPY_LIMIT, PACK_LIMIT)
+    # Frames often come with the same word 0 as the one before. -1 is no word.
+    last_head = known_head = -1
+    known_tag = known_step = 0
+    known_unpack = unpacker(0)
+    # While accesses are recorded, every word is loaded by itself.
     in_runs = isinstance(words, memoryview)
 
     def try_read() -> Frame | None:
-        nonlocal offset, seq, rung
+        nonlocal offset, seq, rung, last_head
         if offset >= ready and not look():
             return None
         # SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS.
         head = words[offset >> 3]
-        if head != known_head and not learn(head):
-            return other_frame(head)
-        end = offset + known_step
-        if end > ready:
-            return other_frame(head)
-        found, payload = known_unpack(data, offset)
+        if head == known_head:
+            end = offset + known_step
+            if end > ready:
+                return other_frame(head)
+            tag = known_tag
+            found, payload = known_unpack(data, offset)
+        else:
+            tag = head & _TAG_AND_SHIFT
+            nbytes = head >> LENGTH_BIT
+            end = offset + (nbytes + _ROUND_UP & _WHOLE)
+            if not 1 < nbytes <= small or end > ready or not 0 < tag <= TAG_MASK:
+                return other_frame(head)
+            found = words[(offset >> 3) + 1]
+            at = offset + FRAME_HEADER
+            payload = data[at : at + nbytes]
+            if head == last_head:
+                know(head)
+            last_head = head
         if found != seq:
             return other_frame(head)
         frame = Frame()
-        frame.tag = known_tag
+        frame.tag = tag
         frame.seq = seq
         frame._data = payload
         offset = end
@@ -120,18 +127,15 @@ def make_reader(
                 rung = wake_up(waiting)
         return frame
 
-    def learn(head: int) -> bool:
-        """What word 0 says, if it is that of a plain small frame; the next ones are often the same."""
+    def know(head: int) -> None:
+        """Read the next frames with this word 0, that of a plain small frame, by one call each."""
         nonlocal known_head, known_tag, known_step, known_unpack
-        tag = head & _TAG_AND_SHIFT
         nbytes = head >> LENGTH_BIT
-        if not 1 < nbytes <= small or not 0 < tag <= TAG_MASK:
-            return False
-        known_unpack = unpacks[nbytes] or new_unpacker(nbytes)
-        known_tag = tag
-        known_step = frame_bytes(nbytes)
-        known_head = head
-        return True
+        if in_runs and nbytes <= PACK_LIMIT:
+            known_unpack = unpacker(nbytes)
+            known_tag = head & TAG_MASK
+            known_step = frame_bytes(nbytes)
+            known_head = head
 
     def other_frame(head: int) -> Frame | None:
         """The next frame when it is not a plain small one: padding, shifted, large, tiny, or garbage."""
@@ -232,24 +236,29 @@ def make_reader(
             while len(frames) < max_frames and (
                 offset < ready or (look_on() if frames and ready >= 0 else look())
             ):
-                if runs:
+                head = words[offset >> 3]
+                tag = head & _TAG_AND_SHIFT
+                nbytes = head >> LENGTH_BIT
+                end = offset + (nbytes + _ROUND_UP & _WHOLE)
+                if runs and ready - offset >= (end - offset) * SHORTEST_RUN:
                     runs = take_run(frames, max_frames)
                     if runs:
                         continue
-                head = words[offset >> 3]
-                if head == known_head or learn(head):
-                    end = offset + known_step
-                    if end <= ready:
-                        found, payload = known_unpack(data, offset)
-                        if found == seq:
-                            frame = Frame()
-                            frame.tag = known_tag
-                            frame.seq = seq
-                            frame._data = payload
-                            offset = end
-                            seq += 1
-                            append(frame)
-                            continue
+                if (
+                    1 < nbytes <= small
+                    and end <= ready
+                    and 0 < tag <= TAG_MASK
+                    and words[(offset >> 3) + 1] == seq
+                ):
+                    at = offset + FRAME_HEADER
+                    frame = Frame()
+                    frame.tag = tag
+                    frame.seq = seq
+                    frame._data = data[at : at + nbytes]
+                    offset = end
+                    seq += 1
+                    append(frame)
+                    continue
                 other = other_frame(head)
                 # A padding frame may be all there was to read.
                 if other is None:
@@ -273,8 +282,6 @@ def make_reader(
         """Read a run of equal small frames at once; False if none comes next."""
         nonlocal offset, seq
         most = max_frames - len(frames)
-        if most < SHORTEST_RUN or ready - offset < SHORTEST_RUN * FRAME_HEADER:
-            return False
         tag, step, payloads = unpack_run(data, words, offset, ready, seq, small_in_runs, most)
         if not payloads:
             return False

@@ -371,3 +371,47 @@ def test_what_is_no_frame_ends_a_run(writer: str, odd: Any) -> None:
         answer(bench.writer.put_many, frames, 0)
         bench.writer.rewind()
     assert bench.writer.position() == before == bench.producer[layout.P_POS]
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+@pytest.mark.parametrize("size", [2, 64, 61, 1024])
+def test_equal_frames_in_a_row_are_read_one_by_one(writer: str, reader: str, size: int) -> None:
+    """A body may keep what the last frame's header said; whatever follows is still looked at."""
+    bench = Bench(writer, reader, 1 << 13)
+    words = memoryview(bench.data).cast("Q")
+    step = layout.frame_bytes(size)
+    for number in range(500):
+        tag = 1 if number % 7 else 2
+        assert bench.writer.try_write(tag, bytes([number % 256]) * size)
+        if number % 3 == 2:
+            for back in (2, 1, 0):
+                frame = bench.reader.try_read()
+                assert frame is not None
+                assert (frame.tag, frame.seq) == (1 if (number - back) % 7 else 2, number - back)
+                assert frame.payload == bytes([(number - back) % 256]) * size
+                assert bench.consumer[layout.C_CURSOR] == bench.reader.position()
+    while bench.reader.try_read() is not None:
+        pass
+    # Away from the end of the data, where padding would come in between.
+    while (place := bench.writer.position() & (bench.capacity - 1)) + 5 * step > bench.capacity:
+        assert bench.writer.try_write(1, bytes(8))
+        assert bench.reader.try_read() is not None
+    for _ in range(4):
+        assert bench.writer.try_write(1, bytes(size))
+    words[(place + 3 * step) // WORD + 1] += 1
+    first = bench.reader.position()
+    for _ in range(3):
+        assert bench.reader.try_read() is not None
+    for _ in range(2):
+        with pytest.raises(Corrupt) as error:
+            bench.reader.try_read()
+        assert error.value.args == (first + 3 * step + WORD,)
+    words[(place + 3 * step) // WORD + 1] -= 1
+    assert bench.reader.try_read() is not None
+    # Published up to the middle of a frame: that is none.
+    words[(place + 4 * step) // WORD] = words[place // WORD]
+    words[(place + 4 * step) // WORD + 1] = words[(place + 3 * step) // WORD + 1] + 1
+    bench.producer[layout.P_POS] += step - WORD
+    with pytest.raises(Corrupt) as error:
+        bench.reader.try_read()
+    assert error.value.args == (first + 4 * step,)

@@ -317,6 +317,8 @@ def test_a_waiting_write_is_woken_by_a_read(producer: ringbuf.Producer, consumer
     thread = threading.Thread(target=producer.write, args=(2, b"y" * 1500, 60))
     thread.start()
     wait_until(lambda: ringbuf.inspect(producer.name).producer.waiting, what="parked")
+    # The flag goes up before its last look; what that finds is no wake-up.
+    time.sleep(20 * MS)
     while (frame := consumer.read(60)).tag != 2:
         pass
     thread.join()
