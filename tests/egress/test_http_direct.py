@@ -238,6 +238,44 @@ def test_the_next_request_may_wait_on_the_connection_already() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+@pytest.mark.parametrize("how", ["fin", "rst"])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_leaving_with_the_next_request_sent_already(
+    path: str, how: str, choices: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn tells of the leaving to the request that came last, which is not the one under way."""
+
+    async def endless(request: FakeRequest) -> None:
+        while True:
+            request.frame("x")
+            await asyncio.sleep(0.001)
+
+    bench = Bench(endless)
+    fields = (
+        {"text": ["p"] * choices, "incremental": True}
+        if path == "/generate"
+        else {"prompt": "p", "n": choices}
+    )
+
+    async def main() -> None:
+        async with serving(bench) as base:
+            reader, writer = await connect(base)
+            request = raw_request(path, {**fields, "stream": True})
+            writer.write(request + request)
+            await reader.readuntil(b"data: ")
+            leave_by(how, writer)
+            await until(lambda: bool(bench.dispatch.aborted), "aborted")
+            await asyncio.sleep(0.02)
+            assert sorted(bench.dispatch.aborted[0]) == sorted(r.rid for r in bench.dispatch.requests)
+
+    run(main)
+    assert len(bench.dispatch.aborted) == 1
+    assert bench.count(f'egress_http_requests_total{{code="499",route="{path}"}}') == 1
+    assert bench.count("egress_calls_open") == 0
+    assert not caplog.records
+
+
 def test_an_http_1_0_client_reads_to_the_end() -> None:
     bench = Bench(stepwise("a", "b", "c"))
 

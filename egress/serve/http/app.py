@@ -6,6 +6,7 @@ Starlette routes; its two error middlewares, which wrap `send` for every event o
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable
@@ -153,7 +154,8 @@ async def _refuse(service: Service, exchange: Exchange, failure: Failure, route:
     is_openai = exchange.scope["path"].startswith("/v1/")
     body = errors.openai(failure) if is_openai else errors.native(failure)
     service.metrics.answered(route, failure.status)
-    await exchange.answer(failure.status, encode(body), headers=failure.headers)
+    with contextlib.suppress(ClientGone):
+        await exchange.answer(failure.status, encode(body), headers=failure.headers)
 
 
 def _no_route(scope: Scope, error: HTTPException) -> Failure:

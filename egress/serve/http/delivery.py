@@ -104,7 +104,7 @@ class Delivery:
         except asyncio.CancelledError:
             # The client's leaving, or the server's end: only then is somebody there to be told.
             if self._exchange.started:
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError, ClientGone):
                     async with asyncio.timeout(_STOPPING_S):
                         await self._exchange.end_events(self._readers[0].answer.fail(_STOPPING))
             raise

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-__all__ = ["Direct", "Due", "Rounds"]
+__all__ = ["Direct", "Due", "Rounds", "has_left"]
 
 # The first line of a chunk, by the chunk's size: looked up in a third of the time it takes to make one.
 _SIZES = [b"%x\r\n" % size for size in range(4096)]
@@ -60,8 +60,24 @@ class Direct:
         if self._flow.write_paused or self._cycle.disconnected:
             return False
         size = len(data)
-        self._write(b"".join((_SIZES[size] if size < 4096 else b"%x\r\n" % size, data, b"\r\n")))
+        try:
+            self._write(b"".join((_SIZES[size] if size < 4096 else b"%x\r\n" % size, data, b"\r\n")))
+        except RuntimeError:
+            return False  # as uvloop says that the connection is closed; see has_left
         return True
+
+
+def has_left(send: Send) -> bool:
+    """Whether the connection is closed though its server did not tell this answer.
+
+    uvicorn tells only the newest request of a connection; that is another one where more of them were sent
+    without waiting for their answers. From now on it knows.
+    """
+    cycle = getattr(send, "__self__", None)
+    if type(cycle) is not RequestResponseCycle or not cycle.transport.is_closing():
+        return False
+    cycle.disconnected = True
+    return True
 
 
 class Due(Protocol):

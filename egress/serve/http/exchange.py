@@ -10,10 +10,10 @@ import asyncio
 from types import TracebackType
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from egress.serve.http import sse
-from egress.serve.http.direct import Direct
+from egress.serve.http.direct import Direct, has_left
 from egress.serve.http.errors import HttpError
 
 __all__ = ["ClientGone", "Exchange", "encode"]
@@ -98,8 +98,8 @@ class Exchange:
         """Send the whole answer."""
         self.status = status
         fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": fields})
-        await self._send({"type": "http.response.body", "body": body})
+        start = {"type": "http.response.start", "status": status, "headers": fields}
+        await self._put(start, {"type": "http.response.body", "body": body})
 
     async def send_events(self, data: bytes) -> None:
         """Send framed events; the first call commits to status 200.
@@ -107,17 +107,27 @@ class Exchange:
         Waits while the client's socket takes no more: what is produced meanwhile waits in the request's sink,
         whose bound ends the request.
         """
-        if not self.status:
-            self.status = 200
-            await self._send(_START_EVENTS)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._put_events({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_events(self, data: bytes) -> None:
         """Send the last framed events and end the answer."""
-        if not self.status:
+        await self._put_events({"type": "http.response.body", "body": data})
+
+    async def _put_events(self, message: Message) -> None:
+        if self.status:
+            await self._put(message)
+        else:
             self.status = 200
-            await self._send(_START_EVENTS)
-        await self._send({"type": "http.response.body", "body": data})
+            await self._put(_START_EVENTS, message)
+
+    async def _put(self, *messages: Message) -> None:
+        try:
+            for message in messages:
+                await self._send(message)
+        except RuntimeError:
+            if has_left(self._send):
+                raise ClientGone from None
+            raise
 
     def direct(self) -> Direct | None:
         """A way to send more events of a stream under way without awaiting, where the server has one."""
