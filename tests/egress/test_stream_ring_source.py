@@ -467,3 +467,18 @@ def test_a_channel_given_up_is_not_kept_for_the_next_step(source):
     source.turn()
     assert gone() is None
     assert queued() is None
+
+
+def test_a_large_frame_is_not_pinned_by_what_is_remembered_of_it(source):
+    engine = Engine(source, random.Random(0))
+    engine.admit(200)
+    leases = []
+    write = engine.ring.write
+    engine.ring.write = lambda tag, body: leases.append(write(tag, body))
+    engine.step()
+    engine.step(ending={"s0-7", "s0-8"})
+    engine.admit(3)
+    engine.step()
+    gc.collect()
+    assert [lease() for lease in leases] == [None] * 3
+    assert engine.got("s0-5")[0] == engine.sent["s0-5"]
