@@ -64,10 +64,6 @@ class Recall:
         self._skipped = 0
         self.kept: Stretches = ()
 
-    def __len__(self) -> int:
-        """How many requests are known."""
-        return len(self._rids)
-
     def decode(self, body: Any) -> Batch:
         """Read a BATCH body; as `decode` of egress.wire.
 

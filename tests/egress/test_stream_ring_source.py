@@ -425,9 +425,10 @@ def test_a_slow_client_among_many_is_merged_then_fails_alone(source, upstream):
     assert source.counts.late == 3
 
 
-def test_a_request_named_twice_among_many_ends_once(source, upstream):
+@pytest.mark.parametrize("size", [20, 200])
+def test_a_request_named_twice_among_many_ends_once(source, upstream, size):
     engine = Engine(source, random.Random(0))
-    engine.admit(20)
+    engine.admit(size)
     engine.step()
     engine.running.append("s0-3")
     engine.step()
@@ -482,3 +483,29 @@ def test_a_large_frame_is_not_pinned_by_what_is_remembered_of_it(source):
     gc.collect()
     assert [lease() for lease in leases] == [None] * 3
     assert engine.got("s0-5")[0] == engine.sent["s0-5"]
+
+
+def test_a_newcomer_nobody_waits_for_is_late_and_the_others_get_theirs(source):
+    engine = Engine(source, random.Random(0))
+    engine.admit(200)
+    engine.step()
+    engine.running.append("unknown")
+    engine.step(ending={"s0-9"})
+    engine.step()
+    assert source.counts.late == 2
+    engine.running.remove("unknown")
+    engine.admit(1)
+    engine.step()
+    for rid in engine.readers:
+        assert engine.got(rid)[0] == engine.sent[rid]
+
+
+def test_tokens_are_counted_where_they_are_asked_for(upstream):
+    source = RingSource(upstream, counts_tokens=True)
+    engine = Engine(source, random.Random(0))
+    engine.admit(200)
+    engine.step()
+    engine.step(ending={"s0-9"}, count=3)
+    assert {route.tokens for route in source.routes.values()} == {4}
+    assert len(source.routes) == 199
+    assert engine.got("s0-9")[0] == engine.sent["s0-9"]

@@ -135,11 +135,12 @@ def test_whole_arrays_encode_as_their_rows_do() -> None:
         )
 
 
-def test_the_usual_events_are_of_the_small_class_and_nobody_can_tell() -> None:
+@pytest.mark.parametrize("has_texts", [True, False])
+def test_the_usual_events_are_of_the_small_class_and_nobody_can_tell(has_texts: bool) -> None:
     n = 90
     reasons = [Stop(matched=i) if i == 1 else None for i in range(n)]
     ids = [[i + 4] for i in range(n)]
-    rids, texts = [f"r{i}" for i in range(n)], [f"t{i}" for i in range(n)]
+    rids, texts = [f"r{i}" for i in range(n)], [f"t{i}" for i in range(n)] if has_texts else []
     batch = decode(2, b"".join(encode_batch(rids, reasons, list(range(n)), ids, texts=texts)))
     assert isinstance(batch, Batch)
     for at in (None, [0, 2], [1, 2]):
