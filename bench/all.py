@@ -14,6 +14,7 @@ PROGRAMS = (
     "ring_ping_pong_latency",
     "ring_asyncio_wakeup",
     "ring_scaling",
+    "ring_idle_cpu",
     "frame_read",
     "batch_codec",
     "admission_cost",
