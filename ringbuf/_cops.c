@@ -42,6 +42,7 @@ static PyMethodDef functions[] = {
     {"make_writer", FUNCTION(make_writer), METH_VARARGS | METH_KEYWORDS, "See ringbuf._pyops.make_writer."},
     {"make_reader", FUNCTION(make_reader), METH_VARARGS | METH_KEYWORDS, "See ringbuf._pyops.make_reader."},
     {"fence", fence, METH_NOARGS, "A full barrier."},
+    {"private", frame_private, METH_O, "See ringbuf.frame.private."},
     {NULL, NULL, 0, NULL},
 };
 

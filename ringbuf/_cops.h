@@ -144,6 +144,9 @@ static inline Frame *frame_new(size_t copied) {
 /* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */
 bool reader_drop(Reader *r, Frame *f);
 
+/* A private copy of a frame, which is released. */
+PyObject *frame_private(PyObject *module, PyObject *frame);
+
 /* ------------------------------------------------------------------------------------- sleeping and waking */
 
 /* Wake the owner of a FIFO; false leaves it to Python. */

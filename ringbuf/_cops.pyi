@@ -7,6 +7,7 @@ from ringbuf.frame import Frame as Frame
 COPY_LIMIT: int
 
 def fence() -> None: ...
+def private(frame: Frame) -> Frame: ...
 def make_writer(
     own: memoryview,
     words: memoryview,

@@ -65,6 +65,26 @@ static PyObject *frame_release(PyObject *self, PyObject *Py_UNUSED(none)) {
     return !f->bytes || frame_end(f) ? Py_NewRef(Py_None) : NULL;
 }
 
+PyObject *frame_private(PyObject *Py_UNUSED(module), PyObject *frame) {
+    if (!Py_IS_TYPE(frame, Frame_Type))
+        return PyErr_Format(PyExc_TypeError, "private() takes a Frame, not %s", Py_TYPE(frame)->tp_name);
+    Frame *f = (Frame *)frame;
+    if (!f->bytes)
+        return PyErr_Format(PyExc_ValueError, "frame %llu was released", (unsigned long long)f->seq);
+    Frame *copy = frame_new((size_t)f->nbytes);
+    if (!copy)
+        return NULL;
+    copy->seq = f->seq;
+    copy->tag = f->tag;
+    copy->nbytes = f->nbytes;
+    copy->bytes = memcpy(copy->copy, f->bytes, (size_t)f->nbytes);
+    PyObject *done = frame_release(frame, NULL);
+    Py_XDECREF(done);
+    if (!done)
+        Py_CLEAR(copy);
+    return (PyObject *)copy;
+}
+
 static Py_ssize_t frame_length(PyObject *self) {
     Frame *f = (Frame *)self;
     return f->bytes ? f->nbytes : 0;

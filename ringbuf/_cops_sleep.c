@@ -100,7 +100,7 @@ PyObject *reader_doze(PyObject *self, PyObject *args) {
         if (!expedited)
             atomic_thread_fence(memory_order_seq_cst);
         else if (syscall(SYS_membarrier, GLOBAL_EXPEDITED, 0, 0)) {
-            PyErr_SetFromErrno(PyExc_OSError);
+            PyErr_SetFromErrnoWithFilename(PyExc_OSError, "membarrier");
             ended = -1;
         }
         if (ended == LOOK && !reader_must_look(r)) {

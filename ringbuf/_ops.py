@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ringbuf import _pyops
 
 if TYPE_CHECKING:
-    from ringbuf._cops import COPY_LIMIT, Frame, fence, make_reader, make_writer
+    from ringbuf._cops import COPY_LIMIT, Frame, fence, make_reader, make_writer, private
 
-__all__ = ["COPY_LIMIT", "Frame", "fence", "impl", "make_reader", "make_writer"]
+__all__ = ["COPY_LIMIT", "Frame", "fence", "impl", "make_reader", "make_writer", "private"]
 
 
 def _choose(asked: str) -> tuple[str, ModuleType]:
@@ -50,3 +50,4 @@ if not TYPE_CHECKING:
     fence = _body.fence
     make_reader = _body.make_reader
     make_writer = _body.make_writer
+    private = _body.private

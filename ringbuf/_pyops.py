@@ -30,9 +30,9 @@ import threading
 
 from ringbuf._pyreader import COPY_LIMIT, make_reader
 from ringbuf._pywriter import make_writer
-from ringbuf.frame import Frame
+from ringbuf.frame import Frame, private
 
-__all__ = ["COPY_LIMIT", "Frame", "fence", "make_reader", "make_writer", "unsupported"]
+__all__ = ["COPY_LIMIT", "Frame", "fence", "make_reader", "make_writer", "private", "unsupported"]
 
 
 def unsupported() -> str | None:

@@ -15,7 +15,7 @@ from ringbuf import _ops
 from ringbuf._hooks import is_watched
 from ringbuf.doorbell import readable
 from ringbuf.errors import RingClosed
-from ringbuf.frame import Frame, private
+from ringbuf.frame import Frame
 from ringbuf.handle import Handle
 from ringbuf.layout import FRAME_HEADER
 from ringbuf.seat import Seat
@@ -180,7 +180,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
             frame = self.read()
         except RingClosed:
             raise StopIteration from None
-        return frame if len(frame) <= self._kept else private(frame)
+        return frame if len(frame) <= self._kept else _ops.private(frame)
 
     def __aiter__(self) -> Consumer:
         return self
@@ -196,7 +196,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
                     if self._turn >= _FRAMES_A_TURN:
                         self._turn = 0
                         await asyncio.sleep(0)
-                    return frame if len(frame) <= self._kept else private(frame)
+                    return frame if len(frame) <= self._kept else _ops.private(frame)
                 watch.raise_if_dead()
                 self._turn = 0
                 await readable(fd)

@@ -27,6 +27,7 @@ import time
 
 from ringbuf import layout
 from ringbuf._hooks import is_watched, step
+from ringbuf._ops import fence as keep_order
 from ringbuf.doorbell import consumer_party
 from ringbuf.errors import RingClosed, RingCorrupt, RingFull
 from ringbuf.layout import (
@@ -132,6 +133,7 @@ class Room:
                     continue
                 self.joining = True
                 continue
+            keep_order()
             cursor = control[base + C_CURSOR]
             if not self.reclaimed <= cursor <= published:
                 if self._is_dead(slot, word):
@@ -223,9 +225,10 @@ class Room:
         """
         if self.reclaimed >= wanted:
             return 0
-        first, slots = self._first_slot, self._slots
-        pages = [slice(first + slot * _SLOT_WORDS, first + (slot + 1) * _SLOT_WORDS) for slot in range(slots)]
-        left = [words[C_CURSOR] for page in pages if (words := self.control[page])[C_STATE]]
+        bases = [self._first_slot + slot * _SLOT_WORDS for slot in range(self._slots)]
+        bases = [base for base in bases if self.control[base + C_STATE]]
+        keep_order()
+        left = [self.control[base + C_CURSOR] for base in bases]
         lowest = min(left, default=0)
         return lowest if lowest <= published else 0
 
@@ -237,7 +240,8 @@ class Room:
             own[layout.P_FLOOR_SEQ_POS] = floor
         step("room.floor")
         # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
-        # barrier, load of P_FLOOR.
+        # barrier, load of P_FLOOR; and after P_POS, which no floor may be seen above.
+        keep_order()
         own[layout.P_FLOOR] = floor
         fence()
         cursors = self._cursors(published)

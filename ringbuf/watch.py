@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ringbuf import layout
 from ringbuf._hooks import step
+from ringbuf._ops import fence as keep_order
 from ringbuf.doorbell import PRODUCER, ReadySet
 from ringbuf.errors import PeerDead, RingClosed
 from ringbuf.layout import (
@@ -87,6 +88,7 @@ class Watch:
         peer = self._peer
         if peer[P_STATE] == layout.STATE_CLOSED or peer[P_ENDED]:
             # SYNC: load P_STATE, then P_POS again; pairs with the producer's store of P_POS before P_STATE.
+            keep_order()
             if peer[P_POS] != self.position():
                 return True
             ended = peer[P_ENDED]
@@ -190,6 +192,7 @@ class Watch:
         if incarnation == self._told_incarnation:
             return
         pid = peer[P_PID]
+        keep_order()
         locked = self.tenure.segment.probe.producer_alive()
         if locked is None and (peer[P_STATE] == layout.STATE_CLOSED or peer[P_ENDED]):
             return

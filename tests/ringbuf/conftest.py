@@ -26,6 +26,7 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     writer, reader = request.param
     monkeypatch.setattr(_ops, "make_writer", BODIES[writer].make_writer)
     monkeypatch.setattr(_ops, "make_reader", BODIES[reader].make_reader)
+    monkeypatch.setattr(_ops, "private", BODIES[reader].private)
     return writer, reader
 
 

@@ -411,10 +411,12 @@ def test_an_asynchronous_loop_that_keeps_a_large_frame_does_not_hold_up_the_next
         thread.join()
 
 
-def test_iterating_hands_out_leases_up_to_a_quarter_of_the_ring(name: str) -> None:
+def test_iterating_hands_out_leases_up_to_a_quarter_of_the_ring(name: str, body: tuple[str, str]) -> None:
+    module = {"c": "ringbuf._cops", "py": "ringbuf.frame"}[body[1]]
     with ringbuf.create(name, capacity=1 << 16) as producer, ringbuf.attach(name) as consumer:
         for size, leases in ((1 << 14, 0), ((1 << 14) - 16, 1)):
             producer.write(1, bytes(size))
             frame = next(consumer)
+            assert type(frame).__module__ == module
             assert ringbuf.inspect(name).consumers[0].leases == leases
             del frame
