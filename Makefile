@@ -48,7 +48,6 @@ build-py: $(VENV)/.test  ## prove that the Python body loads
 	RINGBUF_IMPL=python $(BIN)/python -c 'import ringbuf; print("ringbuf body:", ringbuf.__impl__)'
 
 bench-setup: $(VENV)/.test  ## install the rivals (each is optional)
-	-$(BIN)/pip install --quiet -r bench/requirements.txt
 	-for rival in $$(grep -v '^#' bench/rivals/requirements.txt); do $(BIN)/pip install --quiet $$rival; done
 
 bench: bench-setup  ## measure everything against its rivals; bench/results/report.html

@@ -5,20 +5,20 @@ Prices: for each construct the measured cost of a quadratic search over MAX_TAIL
 plainest quadratic loop, beside what the analysis charges. Times are thread CPU time, the least of interleaved
 rounds; a busy neighbour on the same core still makes a ratio lie by up to 1.5.
 
-    python bench/admission_cost.py [--smoke]
+    python -m bench.admission_cost [--smoke]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import re
 import statistics
 import time
 import timeit
 
+from bench import harness
 from egress.errors import ValidationError
 from egress.request.admission import LIMIT, MAX_TAIL, RegexPattern, admission_cache_info, weigh
 
@@ -112,12 +112,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true", help="tiny counts, to see that it runs")
-    rounds = 2 if parser.parse_args().smoke else 9
+    smoke = parser.parse_args().smoke
+    rounds = 2 if smoke else 9
     for pattern in EVERYDAY:
         assert RegexPattern.build(pattern).pattern == pattern
     hit, empty = hit_ns(rounds)
     result = {
-        "bench": "admission_cost",
+        "smoke": smoke,
         "hit_ns": round(hit, 1),
         "empty_call_ns": round(empty, 1),
         "everyday_verdict_ms": {p: round(verdict_ms(p, rounds), 3) for p in EVERYDAY},
@@ -128,7 +129,7 @@ def main() -> None:
         },
         "cache": admission_cache_info()._asdict(),
     }
-    print(json.dumps(result, ensure_ascii=False))
+    harness.emit("admission_cost", result)
 
 
 if __name__ == "__main__":

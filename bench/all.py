@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 
 from bench import harness
 
 PROGRAMS = (
     "ring_one_to_one_throughput",
+    "ring_throughput_by_size",
     "ring_one_to_many_throughput",
     "ring_ping_pong_latency",
     "ring_asyncio_wakeup",
@@ -37,8 +39,10 @@ def main() -> int:
     for program in chosen:
         print(f"\n== {program}", flush=True)
         command = [sys.executable, "-m", f"bench.{program}", *(["--smoke"] if args.smoke else [])]
+        started = time.monotonic()
         if subprocess.run(command, cwd=harness.ROOT, check=False).returncode:
             failed.append(program)
+        print(f"-- {program}: {time.monotonic() - started:.0f} s", flush=True)
     report = subprocess.run([sys.executable, "-m", "bench.report"], cwd=harness.ROOT, check=False)
     if failed or report.returncode:
         print(f"failed: {', '.join(failed) or 'report'}", file=sys.stderr)

@@ -5,7 +5,7 @@ numpy slice and a Struct for each. Every other row is a ratio to that, measured 
 that the machine's mood cancels out; the best of all rounds counts. Results are checked before anything is
 measured.
 
-    python bench/batch_codec.py [--smoke] [--rounds N]
+    python -m bench.batch_codec [--smoke] [--rounds N]
 
 The last line is one JSON object.
 """
@@ -13,8 +13,6 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import struct
 import time
@@ -24,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench import harness
 from egress.wire import Batch, ChunkExtras, Tag, decode, encode_batch
 
 I32 = np.dtype("<i4")
@@ -188,8 +187,10 @@ def main() -> None:
     }
     print(f"decode and touch extras, us: {', '.join(f'{us:.0f} ({case})' for case, us in extras.items())}")
 
-    result = {"bench": "batch_codec", "ratios": ratios, "token_ids_us": view, "extras_us": extras}
-    print(json.dumps({**result, "python": platform.python_version(), "machine": platform.machine()}))
+    harness.emit(
+        "batch_codec",
+        {"smoke": options.smoke, "ratios": ratios, "token_ids_us": view, "extras_us": extras},
+    )
 
 
 if __name__ == "__main__":

@@ -221,7 +221,14 @@ def main() -> int:
     worst = max(best["push_batch"] for best in results.values())
     print(f"\ngoal: at most {GOAL_NS} ns on top of own decode; worst push_batch in all: {worst:.0f} ns")
     harness.emit(
-        "detok_step", {"requests": n_requests, "steps": n_steps, "ns_per_token": results, "goal_ns": GOAL_NS}
+        "detok_step",
+        {
+            "smoke": args.smoke,
+            "requests": n_requests,
+            "steps": n_steps,
+            "ns_per_token": results,
+            "goal_ns": GOAL_NS,
+        },
     )
     return 0
 

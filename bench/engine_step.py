@@ -8,20 +8,18 @@ they are in a server; `cold` empties them before each step, so that every contex
 What would make it lie: a machine whose cores are shared (read the best), requests so alike that they walk
 the same contexts (each has its own seed here), and a text so short that its loops fit the cache.
 
-    python bench/engine_step.py [--smoke] [--requests 1 64 1024 4096] [--steps 200]
+    python -m bench.engine_step [--smoke] [--requests 1 64 1024 4096] [--steps 200]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import machine
-
+from bench import harness
 from egress.engine import EngineRequest, NGramEngine, ReplayEngine, load_engine
 from egress.request import SamplingParams
 from egress.text import load_tokenizer
@@ -95,7 +93,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     counts, steps = ([1, 8], 3) if options.smoke else (options.requests, options.steps)
-    print(json.dumps({"program": "engine_step", **machine()}))
+    results: dict[str, dict[str, dict[str, float]]] = {}
     start = time.perf_counter()
     load_engine("ngram", TOKENIZER, {})
     print(f"start of the ngram engine: {time.perf_counter() - start:.2f} s")
@@ -106,6 +104,8 @@ def main() -> None:
                 engine = make(TOKENIZER, case.get("options", {}))
                 took = measure(engine, requests, max(3, min(steps, steps * 64 // requests)), case)
                 print(f"{name:<20} {requests:>8} {took['best_us']:>9.2f} {took['median_us']:>9.2f}")
+                results.setdefault(name, {})[str(requests)] = took
+    harness.emit("engine_step", {"smoke": options.smoke, "us_per_request": results})
 
 
 TOKENIZER = load_tokenizer()

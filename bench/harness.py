@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 _serial = itertools.count()
 
 
@@ -40,6 +41,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "kernel": platform.release(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -53,6 +55,25 @@ def percentile(samples: Sequence[float], q: float) -> float:
     """The q-th percentile (0..100) of the samples, the nearest below."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(len(ordered) * q / 100))]
+
+
+def spread_us(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Latencies of interleaved rounds, in ns, as the report draws them, in us.
+
+    `percentiles_us` (by percentile), `p50_us` and `p99_us` are over all rounds together; `rounds_p50_us` has
+    each round's own, for ratios within a round.
+    """
+    together = sorted(sample for one in rounds for sample in one)
+    at = {f"{q:g}": round(percentile(together, q) / 1e3, 3) for q in PERCENTILES}
+    each = [round(percentile(one, 50) / 1e3, 3) for one in rounds]
+    return {"p50_us": at["50"], "p99_us": at["99"], "percentiles_us": at, "rounds_p50_us": each}
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Ours over theirs, the median of each round's ratio; of the medians where one side lacks a round."""
+    if len(ours) == len(theirs):
+        return median(mine / its for mine, its in zip(ours, theirs, strict=True))
+    return median(ours) / median(theirs)
 
 
 def available(module: str) -> str | None:
@@ -92,12 +113,26 @@ def payloads_for(size: int) -> list[bytes]:
     return [(i.to_bytes(8, "little") * (size // 8 + 1))[:size] for i in range(1, n + 1)]
 
 
+def _expect(peer: subprocess.Popen[str], word: str, otherwise: str) -> None:
+    assert peer.stdout is not None
+    if peer.stdout.readline().strip() != word:
+        raise RuntimeError(otherwise)
+
+
+def _go(peers: Sequence[subprocess.Popen[str]]) -> None:
+    for peer in peers:
+        assert peer.stdin is not None
+        peer.stdin.write("go\n")
+        peer.stdin.flush()
+
+
 def run_peers(
     module: str, roles: Sequence[str], args: Mapping[str, Any], env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Run one process per role of `bench.peer`, started in order, released together; the last role's answer.
 
-    Each process prints `ready` once set up and waits for a line on its standard input.
+    Each process prints `ready` once set up and waits for a line on its standard input. With `checked` in the
+    arguments they first send and compare that many frames, meet again, and measure then.
     """
     name = f"bench{os.getpid()}-{next(_serial)}"
     peers: list[subprocess.Popen[str]] = []
@@ -120,13 +155,12 @@ def run_peers(
                 env={**os.environ, **(env or {})},
             )
             peers.append(peer)
-            assert peer.stdout is not None
-            if peer.stdout.readline().strip() != "ready":
-                raise RuntimeError(f"{module} {role} did not come up")
-        for peer in peers:
-            assert peer.stdin is not None
-            peer.stdin.write("go\n")
-            peer.stdin.flush()
+            _expect(peer, "ready", f"{module} {role} did not come up")
+        _go(peers)
+        if args.get("checked"):
+            for role, peer in zip(roles, peers, strict=True):
+                _expect(peer, "checked", f"{module} {role}: not what was sent, or nothing")
+            _go(peers)
         answers = {}
         for role, peer in zip(roles, peers, strict=True):
             out, _ = peer.communicate(timeout=float(args.get("timeout_s", 120)))

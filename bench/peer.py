@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import resource
+import signal
 import sys
 import time
 
@@ -15,6 +16,8 @@ def main() -> None:
     module, role, raw = sys.argv[1:4]
     args = json.loads(raw)
     pin(args["core"])
+    # A rival that hangs ends by itself, also where whoever started it waits for its first word.
+    signal.alarm(int(args.get("timeout_s", 120)))
     transport = importlib.import_module(module)
     kind = "Producer" if role == "producer" else "Consumer"
     extra = {}
@@ -26,6 +29,10 @@ def main() -> None:
     payloads = payloads_for(args["size"])
     print("ready", flush=True)
     sys.stdin.readline()
+    if args.get("checked"):
+        peer.run(payloads, args["checked"], True)
+        print("checked", flush=True)
+        sys.stdin.readline()
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
     elapsed = peer.run(payloads, args["count"], args["check"])

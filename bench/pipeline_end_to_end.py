@@ -161,7 +161,10 @@ def main() -> int:
     print(
         harness.table(("goal", "reached", "wanted"), [(k, v["ratio"], v["goal"]) for k, v in reached.items()])
     )
-    harness.emit("pipeline_end_to_end", {"smoke": args.smoke, "cases": results, "goals": reached})
+    harness.emit(
+        "pipeline_end_to_end",
+        {"smoke": args.smoke, "only": args.only + args.cases, "cases": results, "goals": reached},
+    )
     return 0
 
 

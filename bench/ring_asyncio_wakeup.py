@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     count = 20 if args.smoke else 300
-    samples: dict[str, list[int]] = {}
+    samples: dict[str, list[list[int]]] = {}
     for _ in range(1 if args.smoke else args.rounds):
         for loop in ("asyncio", "uvloop"):
             for transport, impl in (
@@ -210,14 +210,10 @@ def main() -> None:
             ):
                 label = f"{loop}: {transport}" + (f" {impl}" if impl else "")
                 try:
-                    samples.setdefault(label, []).extend(measure(transport, loop, count, impl))
+                    samples.setdefault(label, []).append(measure(transport, loop, count, impl))
                 except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
                     print(f"  left out: {label} ({error})", file=sys.stderr)
-    results = {
-        label: {"p50_us": harness.percentile(ns, 50) / 1e3, "p99_us": harness.percentile(ns, 99) / 1e3}
-        for label, ns in samples.items()
-        if ns
-    }
+    results = {label: harness.spread_us(rounds) for label, rounds in samples.items() if rounds}
     rows = [(label, f"{v['p50_us']:.1f}", f"{v['p99_us']:.1f}") for label, v in results.items()]
     print(harness.table(["loop: waiter", "p50 us", "p99 us"], rows))
     harness.emit("ring_asyncio_wakeup", {"smoke": args.smoke, "latency": results})

@@ -46,7 +46,8 @@ def main() -> None:
     rows = [(name, harness.rate(value), f"{value / rival:.1f}x") for name, value in results.items()]
     print(harness.table(["transport", "frames/s per consumer", "to vLLM's design"], rows))
     harness.emit(
-        "ring_one_to_many_throughput", {"smoke": args.smoke, "readers": READERS, "frames_per_s": results}
+        "ring_one_to_many_throughput",
+        {"smoke": args.smoke, "readers": READERS, "frames_per_s": results, "rounds": samples},
     )
 
 

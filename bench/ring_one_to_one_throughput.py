@@ -7,7 +7,10 @@ What would make it lie: both processes on one core, a payload cached by the riva
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from bench import harness
 
@@ -33,65 +36,74 @@ TRANSPORTS = {
 }
 
 
+# The limit and the floor are measured beside the rivals, and are none.
+NOT_RIVALS = frozenset({"ringbuf c", "ringbuf python", "bare python", "plain C"})
+
+
+def chosen_transports(only: str = "") -> dict[str, tuple[str, dict[str, str], float]]:
+    """The transports of these comma-separated names, or all; what does not import is said and left out."""
+    chosen = {}
+    for name, (module, env, share) in TRANSPORTS.items():
+        if only and name not in only.split(","):
+            continue
+        if why := harness.available(module):
+            print(f"left out: {name} ({why})")
+            continue
+        chosen[name] = (module, env, share)
+    return chosen
+
+
+def frames_per_s(module: str, env: dict[str, str], **args: Any) -> float:
+    """One run of one transport; `args` as `harness.run_peers` hands them to both ends."""
+    first = importlib.import_module(module).FIRST
+    roles = ("consumer", "producer") if first == "consumer" else ("producer", "consumer")
+    answer = harness.run_peers(module, roles, args, env)
+    return float(args["count"] / answer["consumer_s"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true", help="tiny counts, one round: does it run at all")
     parser.add_argument("--only", default="", help="comma-separated transports")
     args = parser.parse_args()
-    chosen = {name: t for name, t in TRANSPORTS.items() if not args.only or name in args.only.split(",")}
-    missing = {name: why for name, (module, _, _) in chosen.items() if (why := harness.available(module))}
-    for name, why in missing.items():
-        print(f"left out: {name} ({why})")
+    chosen = chosen_transports(args.only)
     results: dict[str, dict[str, float]] = {}
+    rounds: dict[str, dict[str, list[float]]] = {}
     for case, (size, mode, frames) in CASES.items():
         runs: dict[str, Callable[[], float]] = {}
         for name, (module, env, share) in chosen.items():
-            if name in missing or mode not in __import__(module, fromlist=["MODES"]).MODES:
+            if mode not in importlib.import_module(module).MODES:
                 continue
             count = max(64, int(frames * share) // 64 * 64)
             count = min(count, 640) if args.smoke else count
-            roles = ("producer", "consumer")
-            if __import__(module, fromlist=["FIRST"]).FIRST == "consumer":
-                roles = ("consumer", "producer")
-
-            def run(
-                module: str = module,
-                env: dict[str, str] = env,
-                count: int = count,
-                check: bool = False,
-                roles: tuple[str, ...] = roles,
-                size: int = size,
-                mode: str = mode,
-            ) -> float:
-                answer = harness.run_peers(
-                    module, roles, {"size": size, "mode": mode, "count": count, "check": check}, env
-                )
-                return count / answer["consumer_s"]
-
+            one = partial(frames_per_s, module, env, size=size, mode=mode)
             try:
-                run(count=min(count, 640), check=True)
+                one(count=min(count, 640), check=True)
             except RuntimeError as error:
                 print(f"left out of {case}: {name} ({error})")
                 continue
-            runs[name] = run
-        samples = harness.interleave(runs, 1 if args.smoke else args.rounds)
-        results[case] = {name: harness.median(values) for name, values in samples.items()}
-        reference = results[case].get("ringbuf c") or results[case].get("ringbuf python") or 1.0
+            runs[name] = partial(one, count=count, check=False)
+        rounds[case] = harness.interleave(runs, 1 if args.smoke else args.rounds)
+        results[case] = {name: harness.median(values) for name, values in rounds[case].items()}
+        ours = rounds[case].get("ringbuf c") or rounds[case].get("ringbuf python")
         print(f"\n{case}")
-        bare, body = results[case].get("bare python"), results[case].get("ringbuf python")
+        bare, body = rounds[case].get("bare python"), rounds[case].get("ringbuf python")
         if bare and body:
-            print(f"the Python body is {body / bare:.2f}x of a ring in Python with nothing on")
+            print(f"the Python body is {harness.ratio(body, bare):.2f}x of a ring in Python with nothing on")
         print(
             harness.table(
                 ["transport", "frames/s", "ringbuf is"],
                 [
-                    (n, harness.rate(v), f"{reference / v:.2f}x")
+                    (n, harness.rate(v), f"{harness.ratio(ours, rounds[case][n]):.2f}x" if ours else "")
                     for n, v in sorted(results[case].items(), key=lambda r: -r[1])
                 ],
             )
         )
-    harness.emit("ring_one_to_one_throughput", {"smoke": args.smoke, "frames_per_s": results})
+    harness.emit(
+        "ring_one_to_one_throughput",
+        {"smoke": args.smoke, "only": args.only, "frames_per_s": results, "rounds": rounds},
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from bench import harness
 from bench.links import LINKS, SIDES
@@ -70,10 +71,10 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    results: dict[str, dict[str, dict[str, float]]] = {}
+    results: dict[str, dict[str, dict[str, Any]]] = {}
     for mode, (kind, gap_s, frames) in MODES.items():
         count = 50 if args.smoke else frames
-        samples: dict[str, list[int]] = {}
+        samples: dict[str, list[list[int]]] = {}
         for _ in range(1 if args.smoke else args.rounds):
             for name, link in LINKS.items():
                 if kind not in link.KINDS or (args.only and name not in args.only.split(",")):
@@ -81,14 +82,10 @@ def main() -> None:
                 for impl in ("c", "python") if name == "ringbuf" else (None,):
                     label = f"{name} {impl}" if impl else name
                     try:
-                        samples.setdefault(label, []).extend(measure(name, kind, gap_s, count, impl))
+                        samples.setdefault(label, []).append(measure(name, kind, gap_s, count, impl))
                     except (RuntimeError, subprocess.TimeoutExpired, ValueError) as error:
                         print(f"  left out: {label} ({error})", file=sys.stderr)
-        results[mode] = {
-            label: {"p50_us": harness.percentile(ns, 50) / 1e3, "p99_us": harness.percentile(ns, 99) / 1e3}
-            for label, ns in samples.items()
-            if ns
-        }
+        results[mode] = {label: harness.spread_us(rounds) for label, rounds in samples.items() if rounds}
         print(f"\n{mode}")
         rows = sorted(results[mode].items(), key=lambda row: row[1]["p50_us"])
         print(
@@ -97,7 +94,7 @@ def main() -> None:
                 [(n, f"{v['p50_us']:.1f}", f"{v['p99_us']:.1f}") for n, v in rows],
             )
         )
-    harness.emit("ring_ping_pong_latency", {"smoke": args.smoke, "latency": results})
+    harness.emit("ring_ping_pong_latency", {"smoke": args.smoke, "only": args.only, "latency": results})
 
 
 if __name__ == "__main__":

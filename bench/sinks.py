@@ -209,7 +209,7 @@ def main() -> None:
     print(
         harness.table(("woken", "p50 us", "p99 us"), [(name, us[50], us[99]) for name, us in wake_us.items()])
     )
-    harness.emit("sinks", {"best_ns": best, "wake_us": wake_us, "goal_ns": GOAL_NS})
+    harness.emit("sinks", {"smoke": args.smoke, "best_ns": best, "wake_us": wake_us, "goal_ns": GOAL_NS})
 
 
 if __name__ == "__main__":
