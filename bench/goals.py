@@ -165,7 +165,7 @@ def last_hop(key: str) -> Measure:
 
 def detok_on_top(run: Run) -> float:
     """us per token of push_batch on top of the tokenizer's own decode, the worst vocabulary."""
-    return max(costs["push_batch: on top"] for costs in run["ns_per_token"].values()) / 1e3
+    return max(float(costs["push_batch: on top"]) for costs in run["ns_per_token"].values()) / 1e3
 
 
 ONE, MANY, VIEW, LARGE = "64 B, one call", "64 B, batched", "64 KiB, view", "1 MiB, view"

@@ -53,7 +53,7 @@ def measure(
     for _ in range(rounds):
         for name in taking_part:
             for takes in (False, True):
-                order = Order(groups=3, steps=steps, takes=takes)
+                order = Order(groups=2, steps=steps, takes=takes)
                 groups.setdefault((name, takes), []).extend(pairs[name].run(order))
     tokens = steps * n
     found: dict[str, dict[str, float]] = {}
@@ -129,12 +129,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true", help="tiny counts: does it run, is it right")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="comma-separated transports")
     parser.add_argument("--cases", default="", help="comma-separated, as plain-4096; latency is one, too")
     args = parser.parse_args()
     cases = [(kind, n, 2) for kind, n, _ in CASES] if args.smoke else list(CASES)
-    rounds, latency_rounds, latency_steps = (1, 1, 5) if args.smoke else (args.rounds, args.rounds * 2, 50)
+    rounds, latency_rounds, latency_steps = (1, 1, 5) if args.smoke else (args.rounds, args.rounds * 3, 50)
     chosen = args.cases.split(",") if args.cases else [f"{kind}-{n}" for kind, n, _ in cases] + ["latency"]
     names = args.only.split(",") if args.only else list(TRANSPORTS)
     pairs: dict[str, Pair] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
 WIDTH, HEIGHT = 860, 380
-LEFT, RIGHT, TOP, BOTTOM = 74, 210, 34, 46
+LEFT, RIGHT, TOP, BOTTOM = 74, 210, 52, 46
 INK, GRID = "#42505e", "#e3e8ee"
 OURS = "#14568a"
 OTHERS = ("#d1782c", "#4b9a6c", "#a0569c", "#b8a13a", "#c25563", "#7d8b99", "#5f77c4", "#8a6d4e")
@@ -123,7 +123,7 @@ def lines(
         parts.append(f'<path d="M{x:.1f} {TOP}v{height}" stroke="{GRID}"/>')
         parts.append(_text(x, TOP + height + 18, label, "middle"))
     parts.append(_text(LEFT + width / 2, HEIGHT - 8, x_label, "middle"))
-    parts.append(_text(LEFT - 60, TOP - 2, y_label))
+    parts.append(_text(LEFT - 60, 36, y_label))
     # Named where they end, in the order in which they end, so that the legend reads as the plot does.
     ordered = sorted(kept.items(), key=lambda item: -item[1][-1][1])
     others = sorted(name for name in kept if not is_ours(name))
@@ -164,11 +164,11 @@ def bars(title: str, values: Mapping[str, float], unit: str) -> str:
     span = math.log10(marks[-1][0]) - low
     parts = []
     for at, (name, value) in enumerate(kept):
-        y = TOP + at * 22
+        y = 34 + at * 22
         long = (math.log10(value) - low) / span * width
         fill = OURS if is_ours(name) else "#b9c6d2"
         parts.append(f'<rect x="{left}" y="{y}" width="{long:.1f}" height="16" fill="{fill}"/>')
         parts.append(_text(left - 8, y + 12, name, "end") + _text(left + long + 6, y + 12, short(value)))
-    height = TOP + len(kept) * 22 + 24
+    height = 34 + len(kept) * 22 + 24
     parts.append(_text(left, height - 6, f"{unit}, logarithmic"))
     return _svg(title, height, parts)

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
-    count = 20 if args.smoke else 300
+    count = 20 if args.smoke else 200
     samples: dict[str, list[list[int]]] = {}
     for _ in range(1 if args.smoke else args.rounds):
         for loop in ("asyncio", "uvloop"):

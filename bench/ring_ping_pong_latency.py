@@ -19,7 +19,7 @@ from bench.links import LINKS, SIDES
 MODES = {  # name -> (kind, gap between frames in s, frames per round)
     "round trip, spinning": ("spin", 0.0, 20_000),
     "round trip, blocking": ("block", 0.0, 5_000),
-    "wake-up every 5 ms, blocking": ("block", 0.005, 300),
+    "wake-up every 5 ms, blocking": ("block", 0.005, 200),
 }
 
 

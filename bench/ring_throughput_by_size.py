@@ -42,8 +42,8 @@ def main() -> None:
             case = partial(frames_per_s, module, env, size=size, mode=mode, count=count)
             cases[f"{name}|{size}"] = partial(case, check=False, checked=128, timeout_s=30)
     results: dict[str, dict[str, float]] = {name: {} for name in chosen}
-    for case, values in harness.interleave(cases, 1 if args.smoke else args.rounds).items():
-        name, size = case.split("|")
+    for label, values in harness.interleave(cases, 1 if args.smoke else args.rounds).items():
+        name, size = label.split("|")
         results[name][size] = harness.median(values)
     rows = [
         (

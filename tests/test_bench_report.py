@@ -161,6 +161,24 @@ def test_the_command_writes_the_page_and_prints_the_goals(results: Path) -> None
     assert "<!doctype html>" in (results / "report.html").read_text(encoding="utf-8")
 
 
+LIAR = """
+from bench.ours import Consumer, Producer as Honest
+
+class Producer(Honest):
+    def run(self, payloads, count, check):
+        super().run(payloads[::-1], count, check)
+"""
+
+
+def test_peers_compare_before_they_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(LIAR, encoding="utf-8")
+    args = {"size": 64, "mode": "one", "count": 128, "check": False, "checked": 64, "timeout_s": 60}
+    roles, env = ("producer", "consumer"), {"PYTHONPATH": str(tmp_path)}
+    assert harness.run_peers("bench.ours", roles, args, env)["consumer_s"] > 0
+    with pytest.raises(RuntimeError, match="not what was sent"):
+        harness.run_peers("liar", roles, args, env)
+
+
 def test_lines_and_bars_of_nothing_say_so() -> None:
     assert "not measured" in plots.lines("t", {"a": [(1.0, 0.0)]}, "x", "y")
     assert "not measured" in plots.bars("t", {}, "x")
