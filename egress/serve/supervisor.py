@@ -105,7 +105,9 @@ class Supervisor:
                     self._start_template()
                 while self._children_run() or not self._signals:
                     self._turn()
-                    if not self._was_ready and all(child.is_up for child in self._children):
+                    # Not once it ends: there is no address to tell then.
+                    is_ready = not self._signals and all(child.is_up for child in self._children)
+                    if is_ready and not self._was_ready:
                         self._was_ready = True
                         on_ready()
             finally:
