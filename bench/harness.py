@@ -174,8 +174,13 @@ def run_peers(
     finally:
         for peer in peers:
             if peer.poll() is None:
+                peer.terminate()
+        for peer in peers:
+            try:
+                peer.wait(5)
+            except subprocess.TimeoutExpired:
                 peer.kill()
-            peer.wait()
+                peer.wait()
             for stream in (peer.stdin, peer.stdout):
                 if stream is not None:
                     stream.close()

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from typing import Any
 
 from bench.harness import payloads_for, pin
 
@@ -26,6 +27,16 @@ def main() -> None:
     ):  # the only one that must know its readers beforehand
         extra = {"readers": args["readers"]} | ({} if role == "producer" else {"reader": int(role[-1])})
     peer = getattr(transport, kind)(args["name"], args["size"], args["mode"], **extra)
+    # Whoever is told to end because the other side failed takes with it what it made.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        measure(peer, role, args)
+    finally:
+        peer.close()
+
+
+def measure(peer: Any, role: str, args: dict[str, Any]) -> None:
+    """Check, where asked, then run once, and print seconds and processor time as one JSON line."""
     payloads = payloads_for(args["size"])
     print("ready", flush=True)
     sys.stdin.readline()
@@ -44,7 +55,6 @@ def main() -> None:
     print(json.dumps(answer), flush=True)
     if role == "producer":
         sys.stdin.readline()  # the harness closes it once the other side is through
-    peer.close()
 
 
 if __name__ == "__main__":

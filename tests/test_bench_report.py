@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -177,6 +178,8 @@ def test_peers_compare_before_they_are_measured(tmp_path: Path) -> None:
     assert harness.run_peers("bench.ours", roles, args, env)["consumer_s"] > 0
     with pytest.raises(RuntimeError, match="not what was sent"):
         harness.run_peers("liar", roles, args, env)
+    # Neither leaves a ring behind, also where one side had to be ended.
+    assert not list(Path("/dev/shm").glob(f"ringbuf.bench{os.getpid()}-*"))
 
 
 def test_lines_and_bars_of_nothing_say_so() -> None:
