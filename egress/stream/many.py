@@ -192,5 +192,7 @@ def send_frames(
         try:
             sink.try_send(Frame(event))
         except (SinkFull, SinkClosed) as error:
-            refused.append((event, error))
+            # Its traceback leads to this list, which would be a cycle, and through the callers to the ring's
+            # frame: left to the garbage collection, that would stay leased in a worker with nothing to do.
+            refused.append((event, error.with_traceback(None)))
     return refused

@@ -509,3 +509,28 @@ def test_tokens_are_counted_where_they_are_asked_for(upstream):
     assert {route.tokens for route in source.routes.values()} == {4}
     assert len(source.routes) == 199
     assert engine.got("s0-9")[0] == engine.sent["s0-9"]
+
+
+@pytest.mark.parametrize("n", [2, 20])
+@pytest.mark.parametrize("how", ["full", "closed"])
+def test_what_a_sink_refuses_does_not_pin_its_frame(source, how, n):
+    """Nothing may be left to the garbage collection: with its rings full a worker has nothing to do, so that
+    none comes, and they stay full."""
+    ring = Ring()
+    source.attach(0, ring)
+    rids = [f"r{i}" for i in range(n)]
+    ends = {rid: channel(2, 2) for rid in rids}
+    for rid, (sink, _) in ends.items():
+        open_route(source, rid, sink=sink)
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(4):
+            if how == "closed" and step == 2:
+                ends["r1"][1].close()
+            lease = ring.write(Tag.BATCH, batch(*rids))
+            source.turn()
+            assert lease() is None
+    finally:
+        gc.enable()
+    assert (source.counts.sink_full, source.counts.sink_closed) == ((n, 0) if how == "full" else (n - 1, 1))
