@@ -1,10 +1,15 @@
-"""A kernel pipe (a FIFO) written raw and read raw: fixed-size frames, batches as one write and one read."""
+"""A kernel pipe (a FIFO) written raw and read raw: frames of a fixed size.
+
+Batches are one gathered write, and one read that is cut into its frames, as other batches come.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+
+from bench.rivals import looping
 
 MODES = {"one", "many", "view"}
 FIRST = "producer"
@@ -22,21 +27,23 @@ class Producer:
         self.fd = os.open(self.path, os.O_RDWR)
 
     def run(self, payloads: list[bytes], count: int, check: bool) -> None:
-        per_write = BATCH if self.mode == "many" else 1
-        n = len(payloads)
-        writes = [
-            b"".join(payloads[(i + j) % n] for j in range(per_write))
-            for i in range(0, n * per_write, per_write)
-        ]
-        done = 0
+        if self.mode == "many":
+            looping.send_batches(self._send_many, payloads, count, BATCH)
+            return
+        done, n = 0, len(payloads)
         while done < count:
-            for data in writes:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(self.fd, view) :]
-                done += per_write
-                if done >= count:
-                    break
+            for payload in payloads[: min(n, count - done)]:
+                sent = os.write(self.fd, payload)
+                while sent < len(payload):
+                    sent += os.write(self.fd, memoryview(payload)[sent:])
+            done += n
+
+    def _send_many(self, batch: list[bytes]) -> int:
+        sent = os.writev(self.fd, batch)
+        rest = memoryview(b"".join(batch))[sent:] if sent < sum(map(len, batch)) else b""
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
+        return len(batch)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -61,12 +68,14 @@ class Consumer:
     def run(self, payloads: list[bytes], count: int, check: bool) -> float:
         per_read = BATCH if self.mode == "many" else 1
         nbytes = self.size * per_read
+        starts = range(0, nbytes, self.size or 1)
         got, started = 0, 0.0
         while got < count:
             data = self._exactly(nbytes)
+            frames = [data[at : at + self.size] for at in starts] if per_read > 1 else [data]
             if check:
-                for j in range(per_read):
-                    if data[j * self.size : (j + 1) * self.size] != payloads[(got + j) % len(payloads)]:
+                for j, frame in enumerate(frames):
+                    if frame != payloads[(got + j) % len(payloads)]:
                         raise SystemExit(f"frame {got + j} is not what was sent")
             if not got:
                 started = time.perf_counter()
