@@ -1,6 +1,13 @@
 """What a body of the ring is: the two bundles of operations that `make_writer` and `make_reader` return.
 
-The Python body returns them as they are here, the C body as objects with the same methods.
+The Python body returns them as they are here, the C body as objects with the same methods and three more,
+which do by themselves what `Sleeper` and `Bell` do otherwise. Whoever makes a body asks whether it has them:
+
+Writer.keep_bell(slot, fd): ring the consumer in `slot` through this descriptor from now on.
+Reader.keep_bell(fd): ring the producer through this descriptor from now on.
+Reader.doze: see `wait.Doze` and `Sleeper.doze`.
+
+Descriptors stay the caller's, who shuts the body before closing one.
 """
 
 from __future__ import annotations

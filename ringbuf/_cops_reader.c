@@ -8,7 +8,7 @@ static bool reader_release(Reader *r) {
     if (cursor == r->cursor)
         return true;
     r->cursor = cursor;
-    /* SYNC: store C_CURSOR after the frames' bytes were loaded; pairs with the load in Room. */
+    /* SYNC: store C_CURSOR after the frames' bytes were loaded; pairs with the load in Room.grant. */
     store_release(r->own + C_CURSOR, cursor);
     waker_barrier(r->fence);
     /* SYNC: store C_CURSOR, barrier, load P_WAITING; pairs with Sleeper.arm. */

@@ -87,7 +87,8 @@ static outcome writer_place(Writer *w, uint64_t step) {
         if (!ask(w->grant, &limit, "(KK)", (unsigned long long)w->position, (unsigned long long)need))
             return FAILED;
         w->limit = limit;
-        /* SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here. */
+        /* SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here;
+           pairs with the consumers' stores of C_CURSOR. */
         atomic_thread_fence(memory_order_acquire);
     }
     w->frozen = false;

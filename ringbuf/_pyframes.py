@@ -26,8 +26,10 @@ from ringbuf.layout import FRAME_HEADER, LENGTH_BIT, SHIFT_BIT, SHIFT_MASK, TAG_
 __all__ = [
     "PACK_LIMIT",
     "RUN",
+    "SHORTEST_RUN",
     "Pack",
     "Unpack",
+    "new_packer",
     "pack_run",
     "packers",
     "unpack_run",

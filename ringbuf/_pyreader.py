@@ -117,7 +117,7 @@ def make_reader(
         offset = end
         seq += 1
         if not held:
-            # SYNC: store C_CURSOR after the frame's bytes were loaded; pairs with the load in Room.
+            # SYNC: store C_CURSOR after the frame's bytes were loaded; pairs with the load in Room.grant.
             own[C_CURSOR] = base + end
             if fence is not None:
                 fence()

@@ -118,7 +118,8 @@ def make_writer(
         need = step if step <= gap else gap + step
         here = base + offset
         if here + need > limit:
-            # SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here.
+            # SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here;
+            # pairs with the consumers' stores of C_CURSOR.
             limit = grant(here, need)
             if here + need > limit:
                 edge = min(limit - base, capacity, offset + half)

@@ -154,6 +154,8 @@ class LeaseBook:
             self._live -= 1
         while leases and leases[0].ended:
             leases.popleft()
+        # SYNC: store C_CURSOR after the views that loaded these bytes are gone; pairs with the load in
+        # Room.grant.
         if leases:
             own[C_CURSOR] = leases[0].position
             own[C_OLDEST_LEASE] = leases[0].seq

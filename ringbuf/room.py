@@ -227,6 +227,8 @@ class Room:
             return 0
         bases = [self._first_slot + slot * _SLOT_WORDS for slot in range(self._slots)]
         bases = [base for base in bases if self.control[base + C_STATE]]
+        # SYNC: load C_STATE before C_CURSOR; pairs with the store of FREE after the last cursor in
+        # Seat.vacate.
         keep_order()
         left = [self.control[base + C_CURSOR] for base in bases]
         lowest = min(left, default=0)
@@ -239,10 +241,12 @@ class Room:
             own[layout.P_FLOOR_SEQ] = own[layout.P_FRAMES]
             own[layout.P_FLOOR_SEQ_POS] = floor
         step("room.floor")
-        # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
-        # barrier, load of P_FLOOR; and after P_POS, which no floor may be seen above.
+        # SYNC: store P_FLOOR after P_POS, which no floor may be seen above; pairs with the loads of P_FLOOR,
+        # then P_POS, in Seat.
         keep_order()
         own[layout.P_FLOOR] = floor
+        # SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
+        # barrier, load of P_FLOOR.
         fence()
         cursors = self._cursors(published)
         if not self.joining:

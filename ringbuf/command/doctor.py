@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ringbuf import _ops
 from ringbuf.command.show import amount, print_json
-from ringbuf.command.survey import HALF_MADE, Entry, survey
+from ringbuf.command.survey import BEING_MADE, HALF_MADE, Entry, survey
 from ringbuf.doorbell import SHM_DIR
 from ringbuf.layout import BARRIER_SLEEPER
 from ringbuf.wait import best_barrier
@@ -150,7 +150,7 @@ def check_rings(entries: Iterable[Entry], path: str = SHM_DIR) -> Iterator[Findi
     """Whether every ring can be read, by the right people only, and is not held up."""
     for entry in entries:
         file = f"{path}/ringbuf.{entry.name}"
-        if entry.state in ("being made", HALF_MADE):
+        if entry.state in (BEING_MADE, HALF_MADE):
             continue
         if entry.state == "forbidden":
             yield Finding("note", "rings", f"{entry.problem}", f"ask its owner: ls -l {file}")

@@ -10,8 +10,10 @@ from ringbuf.errors import RingCorrupt, RingError, RingForbidden, RingNotFound, 
 from ringbuf.monitor import inspect, ring_names, unfinished
 from ringbuf.names import segment_path
 
-__all__ = ["HALF_MADE", "Entry", "survey"]
+__all__ = ["BEING_MADE", "HALF_MADE", "Entry", "survey"]
 
+# States of a segment that bears no ring's name yet: its maker lives, or died.
+BEING_MADE = "being made"
 HALF_MADE = "half-made"
 
 
@@ -20,8 +22,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: the ring's.
-        state: of the ring, or "forbidden", "corrupt", "version", "not ready", "gone"; "being made", or
-            HALF_MADE when its maker died, and then the name is the temporary one.
+        state: of the ring, or "forbidden", "corrupt", "version", "not ready", "gone"; BEING_MADE or
+            HALF_MADE, and then the name is the temporary one.
         info: what it says about itself, None when it could not be read.
         problem: why not.
         nbytes: size of the file.
@@ -64,10 +66,10 @@ def survey() -> list[Entry]:
         else:
             found.append(Entry(name, info.state, info, None, nbytes))
     for name, making in unfinished():
-        state = "forbidden" if making is None else "being made" if making else HALF_MADE
+        state = "forbidden" if making is None else BEING_MADE if making else HALF_MADE
         problem = {
             "forbidden": f"{segment_path(name)} is another user's",
-            "being made": "not ready yet",
+            BEING_MADE: "not ready yet",
             HALF_MADE: "its maker died before it was ready; `ringbuf reap` removes it",
         }[state]
         found.append(Entry(name, state, None, problem, _size(name)))
