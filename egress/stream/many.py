@@ -17,7 +17,7 @@ from egress.errors import SinkClosed, SinkFull
 from egress.stream.channel import ChannelSink
 from egress.stream.item import Frame
 from egress.stream.sink import EgressSink
-from egress.stream.waiting import Row, Waiting, wake
+from egress.stream.waiting import Group, Waiting, wake
 from egress.stream.waker import Waker
 from egress.wire.event import ChunkEvent
 from egress.wire.recall import Stretches
@@ -34,11 +34,11 @@ _unit_of = attrgetter("unit")
 
 
 class Many:
-    """A row of different channels, written to together, and by nobody else meanwhile.
+    """A group of different channels, written to together, and by nobody else meanwhile.
 
     Args:
         sinks: in the order in which events will come.
-        row: what they are to be a part of, if not of a row of their own.
+        group: what they are to be a part of, if not of a group of their own.
 
     Attributes:
         unit: the most tokens an event may have to be sent this way.
@@ -47,17 +47,17 @@ class Many:
     __slots__ = (
         "_channels",
         "_easy",
+        "_group",
         "_has_closed",
         "_members",
         "_queues",
         "_room",
-        "_row",
         "_wakers",
         "unit",
     )
 
-    def __init__(self, sinks: Sequence[ChannelSink], row: Row | None = None) -> None:
-        self._row = Row() if row is None else row
+    def __init__(self, sinks: Sequence[ChannelSink], group: Group | None = None) -> None:
+        self._group = Group() if group is None else group
         self._channels: list[Waiting] = list(map(_channel_of, sinks))
         self._queues: list[deque[Any]] = list(map(_queue_of, self._channels))
         self._wakers: list[deque[Waker]] = list(map(_wakers_of, self._channels))
@@ -65,11 +65,11 @@ class Many:
         self._easy: int = min(map(_easy_of, self._channels), default=0)
         self.unit: int = min(map(_unit_of, self._channels), default=1)
         for channel in self._channels:
-            channel.row = self._row
-        # SYNC: after the channels know the row. A reader leaves its waker, and a channel is closed, before
-        # either looks whether there is a row to be told.
+            channel.group = self._group
+        # SYNC: after the channels know the group. A reader leaves its waker, and a channel is closed, before
+        # either looks whether there is a group to be told.
         if any(self._wakers):
-            self._row.has_wakers = True
+            self._group.has_wakers = True
         self._has_closed = not all(map(_is_open_of, self._channels))
         # How many frames may be sent before the queues have to be looked at.
         self._room = self._look()
@@ -81,7 +81,7 @@ class Many:
     def of(sinks: Sequence[EgressSink], to: Many | None = None) -> Many | None:
         """These sinks, if all are local channels and none comes twice; they can be added to `to`."""
         if set(map(type, sinks)) <= {ChannelSink}:
-            many = Many(sinks, None if to is None else to._row)  # type: ignore[arg-type]
+            many = Many(sinks, None if to is None else to._group)  # type: ignore[arg-type]
             if many.is_distinct:
                 return many
         return None
@@ -103,10 +103,10 @@ class Many:
                 del self._channels[stop:end], self._queues[stop:end], self._wakers[stop:end]
             end = start
         if self._has_closed:
-            self._row.has_shut = True  # look whether it was those
+            self._group.has_shut = True  # look whether it was those
 
     def add(self, others: Many) -> None:
-        """Put others behind, made for this row."""
+        """Put others behind, made for this group."""
         self._channels += others._channels
         self._queues += others._queues
         self._wakers += others._wakers
@@ -119,11 +119,11 @@ class Many:
     def without_room(self) -> list[int]:
         """The places of channels that may not take a frame without a second thought: too much waits, or they
         take nothing any more."""
-        if self._room > 0 and not self._row.has_shut:
+        if self._room > 0 and not self._group.has_shut:
             return []
-        if self._row.has_shut:
+        if self._group.has_shut:
             # SYNC: before it is looked who is open; pairs with Waiting.shut.
-            self._row.has_shut = False
+            self._group.has_shut = False
             self._has_closed = not all(map(_is_open_of, self._channels))
         self._room = self._look()
         if self._room > 0:
@@ -136,9 +136,9 @@ class Many:
         return places
 
     def leave(self, places: Iterable[int]) -> None:
-        """Let these go their own ways: what becomes of them is not told to the row any more."""
+        """Let these go their own ways: what becomes of them is not told to the group any more."""
         for place in places:
-            self._channels[place].row = None
+            self._channels[place].group = None
 
     def send(self, events: Sequence[ChunkEvent], left_out: Iterable[int]) -> None:
         """Send each channel its event as a Frame, whether there is room or not.
@@ -157,8 +157,8 @@ class Many:
         deque(map(_append, queues, events), maxlen=0)
         # SYNC: after all events are queued. A reader leaves its waker and says so before it looks at the
         # queue once more. Unset before the wakers are looked for, so that one left meanwhile is not missed.
-        if self._row.has_wakers:
-            self._row.has_wakers = False
+        if self._group.has_wakers:
+            self._group.has_wakers = False
             for wakers in compress(self._wakers, self._wakers):
                 wake(wakers)
 

@@ -52,7 +52,7 @@ class Run:
         self.held = held
 
 
-class Row:
+class Group:
     """What the channels that are written to together (`egress.stream.many`) tell their writer, so that it
     need not look at each of them.
 
@@ -79,7 +79,7 @@ class Waiting:
             fillers.
         easy: a queue shorter than this has room for a frame of up to `unit` tokens.
         wakers: of readers that found nothing.
-        row: which this channel belongs to.
+        group: which this channel belongs to.
         is_open: says that none of the three flags behind it is set.
         ending: held for good by whoever sends the terminal item, the one step that must not happen twice.
     """
@@ -88,11 +88,11 @@ class Waiting:
         "capacity",
         "easy",
         "ending",
+        "group",
         "has_ended",
         "is_open",
         "max_tokens",
         "queue",
-        "row",
         "sink_left",
         "source_left",
         "unit",
@@ -104,7 +104,7 @@ class Waiting:
         self.max_tokens = max_tokens
         self.queue: deque[Any] = deque()
         self.wakers: deque[Waker] = deque()
-        self.row: Row | None = None
+        self.group: Group | None = None
         # easy places of a unit each are within both bounds, and leave the last place free.
         self.unit = max(1, max_tokens // capacity)
         self.easy = min(capacity - 1, max_tokens)
@@ -117,19 +117,19 @@ class Waiting:
     def shut(self) -> None:
         """Take nothing any more."""
         self.is_open = False
-        # SYNC: after is_open. The writer of the row unsets this before it looks who is open.
-        row = self.row
-        if row is not None:
-            row.has_shut = True
+        # SYNC: after is_open. The writer of the group unsets this before it looks who is open.
+        group = self.group
+        if group is not None:
+            group.has_shut = True
 
     def leave(self, waker: Waker) -> None:
         """Have `waker` called when something is sent; then look at the queue once more."""
         self.wakers.append(waker)
-        # SYNC: after the waker is left. The writer of the row, when it has queued its items, unsets this
-        # before it looks for wakers; and who takes the channel into a row looks for wakers after that.
-        row = self.row
-        if row is not None:
-            row.has_wakers = True
+        # SYNC: after the waker is left. The writer of the group, when it has queued its items, unsets this
+        # before it looks for wakers; and who takes the channel into a group looks for wakers after that.
+        group = self.group
+        if group is not None:
+            group.has_wakers = True
 
     def append(self, entry: Frame, tokens: int) -> None:
         """Append a frame that has a place of its own, with fillers for what it weighs beyond one unit."""
