@@ -8,39 +8,15 @@ import weakref
 from collections import deque
 
 import pytest
+from channel_kit import done, drain, event, frame, ids
 from hypothesis import given
 from hypothesis import strategies as st
 
 from egress.errors import SinkClosed, SinkFull, Truncated
-from egress.stream import ChannelSink, ChannelSource, EgressItem, channel
+from egress.stream import ChannelSink, EgressItem, channel
 from egress.stream.item import Control, Done, Error, Frame
 from egress.testing import check_sink
-from egress.wire import ChunkEvent, Stop
-
-
-def event(number: int, count: int = 1) -> ChunkEvent:
-    return ChunkEvent.make("a", [number] * count, text=f"{number},")
-
-
-def frame(number: int, count: int = 1) -> Frame:
-    return Frame(event(number, count))
-
-
-def done(number: int = -1) -> Done:
-    return Done(ChunkEvent.make("a", [number], Stop(), text="."))
-
-
-def ids(item: EgressItem | None) -> list[int]:
-    assert isinstance(item, Frame | Done)
-    return item.event.token_ids.tolist()
-
-
-def drain(source: ChannelSource) -> list[EgressItem]:
-    items = []
-    while (item := source.try_recv()) is not None:
-        items.append(item)
-    return items
-
+from egress.wire import ChunkEvent
 
 # -- bounds and merging
 

@@ -13,38 +13,14 @@ from typing import Any
 
 import pytest
 import uvloop
+from channel_kit import done, drain, frame, ids
 from support import MS, wait_until
 
 from egress.errors import SinkClosed, SinkFull, Truncated
-from egress.stream import ChannelSink, ChannelSource, EgressItem, Fold, channel
+from egress.stream import ChannelSink, Fold, channel
 from egress.stream.item import Done, Frame
-from egress.wire import ChunkEvent, Stop
 
 channel_module = sys.modules[channel.__module__]
-
-
-def event(number: int, count: int = 1) -> ChunkEvent:
-    return ChunkEvent.make("a", [number] * count, text=f"{number},")
-
-
-def frame(number: int, count: int = 1) -> Frame:
-    return Frame(event(number, count))
-
-
-def done(number: int = -1) -> Done:
-    return Done(ChunkEvent.make("a", [number], Stop(), text="."))
-
-
-def ids(item: EgressItem | None) -> list[int]:
-    assert isinstance(item, Frame | Done)
-    return item.event.token_ids.tolist()
-
-
-def drain(source: ChannelSource) -> list[EgressItem]:
-    items = []
-    while (item := source.try_recv()) is not None:
-        items.append(item)
-    return items
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
