@@ -70,6 +70,7 @@ class Template:
         environment: of the template, and of all that is forked from it.
 
     Attributes:
+        process: the template's, None while there is none.
         has_loaded: this one became ready once.
         is_ready: it has loaded, and forks.
         pidfd: readable when it has ended; -1 while there is none.

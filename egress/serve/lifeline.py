@@ -32,7 +32,8 @@ class Order(msgspec.Struct, tag_field="op", tag=str.lower):
 class Start(Order):
     """First line: who the child is and what the settings are (JSON of `Settings`).
 
-    A worker gets the listening socket as the inherited descriptor `listen_fd`.
+    A worker that was executed has the listening socket as the inherited descriptor `listen_fd`; one that was
+    forked has it from the template.
     """
 
     index: int

@@ -194,7 +194,7 @@ class ChunkEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class WholeEvent(ChunkEvent, frozen=True, eq=False, gc=False):
-    """An event with everything of its own, a window on its frame among them."""
+    """An event that may differ from the usual one in anything; what is a window on a frame always is one."""
 
     _column: I32Array | None = None
     finish_reason: FinishReason | None = None
