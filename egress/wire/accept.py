@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate, compress
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,13 +44,17 @@ _NOTHING = b"\x90"  # msgpack: an empty array
 _NO_ITEMS = msgspec.Raw(_NOTHING)
 
 
-class _BulkHeader(msgspec.Struct, array_like=True, gc=False):
+_Rids = TypeVar("_Rids")
+_Prompts = TypeVar("_Prompts")
+
+
+class _BulkHeader(msgspec.Struct, Generic[_Rids, _Prompts], array_like=True, gc=False):
     """The header of a large frame without the text columns of log-probabilities: columns that usually say the
     same for all requests are left as bytes, to be compared."""
 
-    rids: list[str]
+    rids: _Rids
     finish_reasons: msgspec.Raw
-    prompt_tokens: list[U32]
+    prompt_tokens: _Prompts
     tok_lens: msgspec.Raw
     out_lp_lens: msgspec.Raw = _NO_ITEMS
     in_lp_lens: msgspec.Raw = _NO_ITEMS
@@ -68,32 +72,13 @@ class _BulkHeader(msgspec.Struct, array_like=True, gc=False):
     completion_tokens: msgspec.Raw = _NO_ITEMS
 
 
-class RawHeader(msgspec.Struct, array_like=True, gc=False):
-    """As _BulkHeader, rids and prompt lengths left as bytes as well; see egress.wire.recall."""
-
-    rids: msgspec.Raw
-    finish_reasons: msgspec.Raw
-    prompt_tokens: msgspec.Raw
-    tok_lens: msgspec.Raw
-    out_lp_lens: msgspec.Raw = _NO_ITEMS
-    in_lp_lens: msgspec.Raw = _NO_ITEMS
-    out_top_reqlens: msgspec.Raw = _NO_ITEMS
-    out_top_poslens: msgspec.Raw = _NO_ITEMS
-    in_top_reqlens: msgspec.Raw = _NO_ITEMS
-    in_top_poslens: msgspec.Raw = _NO_ITEMS
-    out_tid_reqlens: msgspec.Raw = _NO_ITEMS
-    out_tid_poslens: msgspec.Raw = _NO_ITEMS
-    in_tid_reqlens: msgspec.Raw = _NO_ITEMS
-    in_tid_poslens: msgspec.Raw = _NO_ITEMS
-    hidden_reqlens: msgspec.Raw = _NO_ITEMS
-    hidden_poslens: msgspec.Raw = _NO_ITEMS
-    texts: list[str] = []
-    completion_tokens: msgspec.Raw = _NO_ITEMS
-
+_Decoded: TypeAlias = _BulkHeader[list[str], list[U32]]
+RawHeader: TypeAlias = _BulkHeader[msgspec.Raw, msgspec.Raw]
+"""Rids and prompt lengths left as bytes as well; see egress.wire.recall."""
 
 _header_len = struct.Struct("<I").unpack_from
 _decode_header: Callable[[Any], Header] = msgspec.msgpack.Decoder(Header).decode
-_decode_bulk: Callable[[Any], _BulkHeader] = msgspec.msgpack.Decoder(_BulkHeader).decode
+_decode_bulk: Callable[[Any], _Decoded] = msgspec.msgpack.Decoder(_Decoded).decode
 _decode_raw: Callable[[Any], RawHeader] = msgspec.msgpack.Decoder(RawHeader).decode
 _decode_reasons: Callable[[Any], list[dict[str, Any] | None]] = msgspec.msgpack.Decoder(
     list[dict[str, Any] | None]
@@ -169,7 +154,7 @@ def _byte_view(body: Any) -> memoryview:
 
 
 def accept_bulk(
-    view: Body, data_at: int, header: _BulkHeader | RawHeader, rids: list[str], prompts: list[int]
+    view: Body, data_at: int, header: _Decoded | RawHeader, rids: list[str], prompts: list[int]
 ) -> Batch:
     """Check a large frame, without making integers of columns that say the same for all requests.
 
