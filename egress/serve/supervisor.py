@@ -211,6 +211,8 @@ class Supervisor:
         self._template.receive()
         if self._template.is_ready:
             self._load_by = 0.0
+            if self._was_ready:
+                log.info("another template is ready")
 
     def _bury_template(self, now: float) -> None:
         """Start another, but after one that never became ready: it would fail again."""
