@@ -27,12 +27,12 @@ import ringbuf
 from egress.errors import MalformedFrame, SinkClosed, SinkFull
 from egress.stream.item import Control, Done, EgressItem, Error
 from egress.stream.many import Many, send_frames
-from egress.stream.routes import ItemSink, Route, Routes
+from egress.stream.routes import Route, Routes
 from egress.wire import Batch, ChunkEvent, Failure, Result, Tag, decode
 from egress.wire.recall import Recall, Stretches
 from egress.wire.requests import Hello, RequestTag, decode_request
 
-__all__ = ["Counts", "FrameReader", "ItemSink", "RingSource", "Route", "Upstream"]
+__all__ = ["Counts", "FrameReader", "RingSource", "Upstream"]
 
 log = logging.getLogger(__name__)
 
