@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 RING_OVERHEAD_BYTES = 64 << 10
 # Connections that wait while all workers are busy or being replaced.
 LISTEN_BACKLOG = 2048
+# Loading takes most of a second of processor time, and may be what the machine has no memory for.
+MAX_KILLED_LOADING = 3
 # Beyond a worker's drain time: for its last error events to go out. For a shard: to give its rings up.
 GOODBYE_S = 5.0
 
@@ -73,6 +75,8 @@ class Supervisor:
         ]
         # Children wait for the first template to have loaded, or to have failed at it; never for a later one.
         self._load_by = 0.0
+        # Templates in a row that were killed before they had loaded.
+        self._killed_loading = 0
         self._selector = selectors.DefaultSelector()
         self._signals = 0
         self._was_ready = False
@@ -211,11 +215,12 @@ class Supervisor:
         self._template.receive()
         if self._template.is_ready:
             self._load_by = 0.0
+            self._killed_loading = 0
             if self._was_ready:
                 log.info("another template is ready")
 
     def _bury_template(self, now: float) -> None:
-        """Start another, but after one that never became ready: it would fail again."""
+        """Start another, unless this one failed to load, or was the last of some killed at it."""
         has_loaded = self._template.has_loaded
         self._forget(self._template.fileno())
         self._forget(self._template.pidfd)
@@ -223,7 +228,9 @@ class Supervisor:
         self._load_by = 0.0
         if not self._signals:
             log.error("the template ended", extra=logs.fields(status=_status_text(status)))
-            if has_loaded:
+            was_killed = not has_loaded and status < 0
+            self._killed_loading += was_killed
+            if has_loaded or (was_killed and self._killed_loading <= MAX_KILLED_LOADING):
                 self._start_template()
 
     # The end

@@ -239,7 +239,9 @@ def test_children_come_back_whatever_the_template_does(tmp_path: Path) -> None:
 
 def test_a_template_that_dies_while_it_loads_stops_no_start(tmp_path: Path) -> None:
     with start(tmp_path, shards=1, workers=1) as server:
-        os.kill(wait_until(server.template_pid, 20, "the template"), signal.SIGKILL)
+        template = wait_until(server.template_pid, 20, "the template")
+        os.kill(template, signal.SIGKILL)
+        wait_until(lambda: server.template_pid() not in (None, template), 20, "another template")
         server.wait_ready()
         assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
         assert "the template ended" in server.output()
