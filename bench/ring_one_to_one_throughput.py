@@ -63,7 +63,7 @@ def frames_per_s(module: str, env: dict[str, str], **args: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--smoke", action="store_true", help="tiny counts, one round: does it run at all")
     parser.add_argument("--only", default="", help="comma-separated transports")
     args = parser.parse_args()
