@@ -52,7 +52,7 @@ class Outcome:
 
 
 def figure(value: float, unit: str) -> str:
-    """A number as the table shows it, 0.352x or 85 ns: to the digit that tells on which side of a goal it is."""
+    """A number as the table shows it, 0.352x or 85 ns: to the digit that decides the goal."""
     digits = f"{value:.3f}" if value < 2 else f"{value:.3g}"
     return f"{digits}x" if unit == "x" else f"{value:.2g} {unit}" if unit == "%" else f"{digits} {unit}"
 
