@@ -9,9 +9,8 @@ import msgspec
 
 from egress.errors import EgressError, ValidationError
 from egress.serve.dispatch import Generation
-from egress.serve.http import sse
 from egress.serve.http.bodies import check_range, read_body, words
-from egress.serve.http.errors import Failure
+from egress.serve.http.choice import TextChoice
 from egress.serve.http.exchange import Exchange, encode
 from egress.serve.http.native import ragged, tuples
 from egress.serve.http.openai import (
@@ -20,13 +19,11 @@ from egress.serve.http.openai import (
     OpenAIBody,
     deliver,
     expand,
-    failure_event,
     reason_name,
     sampling_of,
 )
 from egress.serve.http.service import Service
-from egress.wire.event import ChunkEvent, ChunkExtras
-from egress.wire.finish_reason import FinishReason
+from egress.wire.event import ChunkExtras
 
 __all__ = ["ChatBody", "chat"]
 
@@ -182,47 +179,18 @@ def _content(name: str, message: dict[str, Any]) -> str:
     return "".join(texts)
 
 
-class _ChatChoice:
+class _ChatChoice(TextChoice):
     """One choice of a chat."""
 
-    __slots__ = (
-        "_around",
-        "_asked",
-        "_has_role",
-        "_head",
-        "_logprobs",
-        "_text",
-        "_tokenizer",
-        "completion_tokens",
-        "index",
-        "prompt_tokens",
-        "reason",
-    )
+    __slots__ = ("_has_role", "_logprobs", "_tokenizer")
 
     def __init__(self, head: Head, index: int, asked: Generation, tokenizer: Any) -> None:
-        self._head = head
-        self._asked = asked
+        before = b'{"index":%d,"delta":{"content":' % index
+        around = head.around(before, b'},"logprobs":null,"finish_reason":null}')
+        super().__init__(head, index, asked, around)
         self._tokenizer = tokenizer
-        self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._has_role = False
-        self._around = head.around(
-            b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
-        )
-        self.index = index
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.reason: FinishReason | None = None
-
-    def push(self, event: ChunkEvent) -> None:
-        """Take the next part of the answer."""
-        if event.text:
-            self._text.append(event.text)
-        self.prompt_tokens = event.prompt_tokens
-        self.completion_tokens += event.completion_tokens
-        self.reason = event.finish_reason
-        if event.extras is not None and self._asked.return_logprob:
-            self._push_logprobs(event.extras)
+        self._has_role = self._is_plain = False
 
     def _push_logprobs(self, extras: ChunkExtras) -> None:
         chosen = tuples(extras.out_lp_val, extras.out_lp_idx, extras.out_lp_txt)
@@ -240,18 +208,6 @@ class _ChatChoice:
             spelled = None
         return {"token": text or "", "logprob": logprob, "bytes": spelled}
 
-    def pass_on(self, event: ChunkEvent) -> bytes:
-        """One event in, one out; see reader.Answer."""
-        text = event.text
-        is_plain = self._has_role and not self._asked.return_logprob and event.finish_reason is None
-        if not text or self._text or not is_plain:
-            self.push(event)
-            return self.take()
-        self.prompt_tokens = event.prompt_tokens
-        self.completion_tokens += event.completion_tokens
-        start, end = self._around
-        return b"".join((start, sse.safe(encode(text)), end))
-
     def take(self) -> bytes:
         """What is new as one event, the role before anything else; see reader.Answer."""
         if not self._text and self.reason is None and not self._logprobs and self._has_role:
@@ -259,24 +215,21 @@ class _ChatChoice:
         first = b""
         if not self._has_role:
             self._has_role = True
+            self._is_plain = not self._asked.return_logprob
             first = self._head.event(
                 b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
                 % self.index
             )
             if not self._text and self.reason is None and not self._logprobs:
                 return first
-        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
-        self._text = []
-        reason = self.reason
+        text = self._take_text()
         return first + self._head.event(
             b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'
             % (
                 self.index,
                 b'{"content":%b}' % encode(text) if text else b"{}",
                 self._take_logprobs(),
-                b"null"
-                if reason is None
-                else encode(reason_name(reason)) + b',"matched_stop":' + encode(reason.matched),
+                self._reason_json(),
             )
         )
 
@@ -285,10 +238,6 @@ class _ChatChoice:
             return b"null"
         taken, self._logprobs = self._logprobs, []
         return b'{"content":%b,"refusal":null}' % encode(taken)
-
-    def fail(self, failure: Failure) -> bytes:
-        """The event that tells how this choice failed."""
-        return failure_event(failure, self, self._head)
 
     def body(self) -> dict[str, Any]:
         """The whole choice."""

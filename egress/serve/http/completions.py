@@ -9,9 +9,8 @@ import msgspec
 
 from egress.errors import ValidationError
 from egress.serve.dispatch import Generation
-from egress.serve.http import sse
 from egress.serve.http.bodies import check_range, read_body
-from egress.serve.http.errors import Failure
+from egress.serve.http.choice import TextChoice
 from egress.serve.http.exchange import Exchange, encode
 from egress.serve.http.native import ragged, tuples
 from egress.serve.http.openai import (
@@ -20,13 +19,10 @@ from egress.serve.http.openai import (
     OpenAIBody,
     deliver,
     expand,
-    failure_event,
-    reason_name,
     sampling_of,
 )
 from egress.serve.http.service import Service, decode_ids
-from egress.wire.event import ChunkEvent, ChunkExtras
-from egress.wire.finish_reason import FinishReason
+from egress.wire.event import ChunkExtras
 
 __all__ = ["CompletionBody", "completions"]
 
@@ -117,58 +113,24 @@ def _texts(raw: bytes) -> list[str]:
         ) from None
 
 
-class _Completion:
+class _Completion(TextChoice):
     """One choice of a completion."""
 
-    __slots__ = (
-        "_around",
-        "_asked",
-        "_echo",
-        "_head",
-        "_logprobs",
-        "_offset",
-        "_text",
-        "completion_tokens",
-        "index",
-        "prompt_tokens",
-        "reason",
-    )
+    __slots__ = ("_echo", "_logprobs", "_offset")
 
     def __init__(self, head: Head, index: int, asked: Generation, echo: str) -> None:
-        self._head = head
-        self._asked = asked
+        around = head.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
+        super().__init__(head, index, asked, around)
         self._echo = echo
-        self._text = [echo] if echo else []
+        if echo:
+            self._text.append(echo)
         self._logprobs = _Logprobs()
         self._offset = 0
-        self._around = head.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
-        self.index = index
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.reason: FinishReason | None = None
 
-    def push(self, event: ChunkEvent) -> None:
-        """Take the next part of the answer."""
-        if event.text:
-            self._text.append(event.text)
-        self.prompt_tokens = event.prompt_tokens
-        self.completion_tokens += event.completion_tokens
-        self.reason = event.finish_reason
-        if event.extras is not None and self._asked.return_logprob:
-            if self._echo and len(event.extras.in_lp_val):
-                self._logprobs.push(event.extras, "in")
-            self._logprobs.push(event.extras, "out")
-
-    def pass_on(self, event: ChunkEvent) -> bytes:
-        """One event in, one out; see reader.Answer."""
-        text = event.text
-        if not text or self._text or event.finish_reason is not None or self._asked.return_logprob:
-            self.push(event)
-            return self.take()
-        self.prompt_tokens = event.prompt_tokens
-        self.completion_tokens += event.completion_tokens
-        start, end = self._around
-        return b"".join((start, sse.safe(encode(text)), end))
+    def _push_logprobs(self, extras: ChunkExtras) -> None:
+        if self._echo and len(extras.in_lp_val):
+            self._logprobs.push(extras, "in")
+        self._logprobs.push(extras, "out")
 
     def take(self) -> bytes:
         """What is new as one event; see reader.Answer."""
@@ -177,16 +139,11 @@ class _Completion:
         return self._head.event(self._json())
 
     def _json(self) -> bytes:
-        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
-        self._text = []
-        reason = self.reason
         return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
             self.index,
-            encode(text),
+            encode(self._take_text()),
             encode(self._take_logprobs()) if self._asked.return_logprob else b"null",
-            b"null"
-            if reason is None
-            else encode(reason_name(reason)) + b',"matched_stop":' + encode(reason.matched),
+            self._reason_json(),
         )
 
     def _take_logprobs(self) -> dict[str, Any]:
@@ -201,10 +158,6 @@ class _Completion:
             "top_logprobs": taken.top if self._asked.top_logprobs_num else None,
             "text_offset": offsets,
         }
-
-    def fail(self, failure: Failure) -> bytes:
-        """The event that tells how this choice failed."""
-        return failure_event(failure, self, self._head)
 
     def body(self) -> dict[str, Any]:
         """The whole choice."""
