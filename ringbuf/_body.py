@@ -1,11 +1,12 @@
 """What a body of the ring is: the two bundles of operations that `make_writer` and `make_reader` return.
 
-The Python body returns them as they are here, the C body as objects with the same methods and three more,
+The Python body returns them as they are here, the C body as objects with the same methods and some more,
 which do by themselves what `Sleeper` and `Bell` do otherwise. Whoever makes a body asks whether it has them:
 
 Writer.keep_bell(slot, fd): ring the consumer in `slot` through this descriptor from now on.
 Reader.keep_bell(fd): ring the producer through this descriptor from now on.
 Reader.doze: see `wait.Doze` and `Sleeper.doze`.
+Writer.counts_full: it counts by itself how often, and how long, the ring was full.
 
 Descriptors stay the caller's, who shuts the body before closing one.
 """
@@ -28,7 +29,8 @@ class Writer(NamedTuple):
         full.
     put_many(frames, first) -> int: commit frames[first:] while they are plain bytes and there is room; how
         many.
-    write_all(frames) -> int: the same from the first, published if that was all of them; how many were put.
+    write_all(frames, gives_up) -> int: the same from the first, published if that was all of them; how many
+        were put. If the caller gives up at a full ring, a body may publish what went in before: ~how many.
     place(step) -> int: the offset where a frame of `step` bytes would go, padding committed; -1 when full.
     commit(tag, nbytes, shift, step): make the placed frame the next one, without publishing.
     publish(): make all committed frames visible, and wake who sleeps.
@@ -41,7 +43,7 @@ class Writer(NamedTuple):
     try_write: Callable[..., bool]
     put: Callable[[int, Sequence[memoryview], int, int, int], bool]
     put_many: Callable[[Sequence[tuple[int, object]], int], int]
-    write_all: Callable[[Sequence[tuple[int, object]]], int]
+    write_all: Callable[[Sequence[tuple[int, object]], bool], int]
     place: Callable[[int], int]
     commit: Callable[[int, int, int, int], None]
     publish: Callable[[], None]

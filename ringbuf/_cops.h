@@ -32,8 +32,8 @@
 
 enum { WORD = 8, FRAME_HEADER = 16, TAG_MASK = 0xFF, SHIFT_BIT = 8, SHIFT_MASK = 0xFF, LENGTH_BIT = 16 };
 enum { P_POS = 0, P_FRAMES = 1, P_FLOOR = 8, P_FLOOR_SEQ = 9, P_FLOOR_SEQ_POS = 10, P_WAITING = 16, P_STATE = 24 };
-enum { P_ENDED = 32, P_PADDING = 40, P_HIGH_WATER = 43, P_RUNG = 44, P_SKIPPED = 45, P_RUNG_GENERATIONS = 64 };
-enum { STATE_LIVE = 1, FLAGS_A_WORD = WORD };
+enum { P_ENDED = 32, P_PADDING = 40, P_FULL_EVENTS = 41, P_FULL_NS = 42, P_HIGH_WATER = 43 };
+enum { P_RUNG = 44, P_SKIPPED = 45, P_RUNG_GENERATIONS = 64, STATE_LIVE = 1, FLAGS_A_WORD = WORD };
 enum { C_CURSOR = 0, C_STATE = 8, C_LEASES = 16, C_OLDEST_LEASE = 17, C_WAKEUPS = 24, C_RUNG = 26, C_ATTACHMENT_BIT = 2 };
 enum { SLOT_FREE = 0, SLOT_LIVE = 2 };
 enum { PAGE = 4096, SLOT_PAGES = 3 * PAGE };
@@ -91,6 +91,33 @@ bool check_pages(uint64_t capacity, uint64_t position, const Py_buffer *data, co
 extern PyTypeObject *Writer_Type, *Reader_Type, *Frame_Type;
 extern PyObject *FrameInUse;
 extern PyType_Spec writer_spec, reader_spec, frame_spec;
+
+/* -------------------------------------------------------------------------------------------- the writer */
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t position; /* where the next frame goes */
+    uint64_t limit;    /* everything below may be written */
+    uint64_t capacity, seq, rung;
+    word *own;
+    const word *wake, *control, *evicted;
+    char *data;
+    size_t slots; /* that may be looked at without asking */
+    bool many, fence, frozen, shut, counts_full;
+    uint64_t full_since, asked_at; /* monotonic ns, 0: not */
+    int bells[FLAGS_A_WORD]; /* the consumers' FIFOs, -1 while only Python knows one */
+    PyObject *slow, *grant, *wake_up;
+    Py_buffer own_page, wake_page, control_pages, evicted_words, data_pages;
+} Writer;
+
+/* Bytes from `position` to the end of a frame of `step` bytes, with the padding before it. */
+static inline uint64_t writer_need(const Writer *w, uint64_t step) {
+    uint64_t gap = w->capacity - (w->position & (w->capacity - 1));
+    return step <= gap ? step : gap + step;
+}
+
+/* Make `limit` allow a frame of `step` bytes; FULL when there is no room for it. */
+outcome writer_find_room(Writer *w, uint64_t step);
 
 /* -------------------------------------------------------------------------------------- readers and frames */
 

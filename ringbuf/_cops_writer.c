@@ -5,93 +5,15 @@
 /* Payloads of more parts take the slow path. */
 enum { MAX_PARTS = 16 };
 
-typedef struct {
-    PyObject_HEAD
-    uint64_t position; /* where the next frame goes */
-    uint64_t limit;    /* everything below may be written */
-    uint64_t capacity, seq, rung;
-    word *own;
-    const word *wake, *control, *evicted;
-    char *data;
-    size_t slots; /* that may be looked at without asking */
-    bool many, fence, frozen, shut, was_full;
-    int bells[FLAGS_A_WORD]; /* the consumers' FIFOs, -1 while only Python knows one */
-    PyObject *slow, *grant, *wake_up;
-    Py_buffer own_page, wake_page, control_pages, evicted_words, data_pages;
-} Writer;
-
-/* The lowest cursor of the consumers, at most `lowest`; false when only `grant` knows what to make of a slot. */
-static bool writer_lowest(Writer *w, uint64_t *lowest) {
-    uint64_t published = load(w->own + P_POS);
-    for (size_t slot = 0; slot < w->slots; slot++) {
-        const word *page = w->control + (SLOT_PAGES + slot * PAGE) / WORD;
-        /* SYNC: load C_STATE, then C_CURSOR; pairs with the consumer's store of its cursor before LIVE. */
-        uint64_t state = load_acquire(page + C_STATE);
-        if ((state & ((1 << C_ATTACHMENT_BIT) - 1)) == SLOT_FREE || state == load(w->evicted + slot))
-            continue;
-        /* SYNC: load C_CURSOR before the bytes it releases are overwritten; pairs with the store of C_CURSOR. */
-        uint64_t cursor = load_acquire(page + C_CURSOR);
-        if ((state & ((1 << C_ATTACHMENT_BIT) - 1)) != SLOT_LIVE || published - cursor > w->capacity)
-            return false;
-        *lowest = cursor < *lowest ? cursor : *lowest;
-    }
-    return true;
-}
-
-/* Raise the limit as Room.grant does where all consumers live and leave room; false leaves it to `grant`. The
-   protocol between reclaiming and joining is argued in room.py. */
-static bool writer_extend(Writer *w, uint64_t need) {
-    uint64_t lowest = UINT64_MAX, floor = load(w->own + P_FLOOR);
-    if (!w->slots || w->was_full || load(w->own + P_ENDED) || !writer_lowest(w, &lowest) ||
-        lowest == UINT64_MAX || w->position + need - lowest > w->capacity)
-        return false;
-    if (lowest > floor) {
-        if (lowest == load(w->own + P_POS)) {
-            store(w->own + P_FLOOR_SEQ, load(w->own + P_FRAMES));
-            store(w->own + P_FLOOR_SEQ_POS, lowest);
-        }
-        /* SYNC: store P_FLOOR, barrier, load the slots; pairs with a joining consumer's store of JOINING,
-           barrier, load of P_FLOOR. */
-        store_release(w->own + P_FLOOR, lowest);
-        atomic_thread_fence(memory_order_seq_cst);
-        if (!writer_lowest(w, &lowest) || w->position + need - lowest > w->capacity)
-            return false;
-    }
-    if (w->position - lowest > load(w->own + P_HIGH_WATER))
-        store(w->own + P_HIGH_WATER, w->position - lowest);
-    uint64_t quarter = w->capacity / 4, most = lowest + w->capacity;
-    w->limit = w->position + (need > quarter ? need : quarter);
-    w->limit = w->limit < most ? w->limit : most;
-    return true;
-}
-
 /* Room for `step` contiguous bytes at `position`, after padding if need be. */
-static outcome writer_place(Writer *w, uint64_t step) {
-    uint64_t gap, need;
-    for (bool asked = false;; asked = true) {
-        gap = w->capacity - (w->position & (w->capacity - 1));
-        need = step <= gap ? step : gap + step;
-        if (!w->shut && (int64_t)(w->limit - w->position) >= (int64_t)need) {
-            /* It is `grant` that counts how long the ring was full. */
-            if (asked)
-                w->was_full = false;
-            break;
-        }
-        if (asked) {
-            w->was_full = true;
-            return FULL;
-        }
-        if (!w->shut && writer_extend(w, need))
-            break;
-        uint64_t limit;
-        if (!ask(w->grant, &limit, "(KK)", (unsigned long long)w->position, (unsigned long long)need))
-            return FAILED;
-        w->limit = limit;
-        /* SYNC: the cursors are loaded in `grant` before the bytes they release are overwritten here;
-           pairs with the consumers' stores of C_CURSOR. */
-        atomic_thread_fence(memory_order_acquire);
+static inline outcome writer_place(Writer *w, uint64_t step) {
+    if (w->shut || (int64_t)(w->limit - w->position) < (int64_t)writer_need(w, step)) {
+        outcome found = writer_find_room(w, step);
+        if (found != DONE)
+            return found;
     }
     w->frozen = false;
+    uint64_t gap = w->capacity - (w->position & (w->capacity - 1));
     if (step > gap) {
         store((word *)(w->data + (w->position & (w->capacity - 1))), gap << LENGTH_BIT);
         store(w->own + P_PADDING, load(w->own + P_PADDING) + gap);
@@ -241,21 +163,23 @@ static PyObject *put(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-/* How many of frames[first:] were committed; -1 with an error set. */
-static Py_ssize_t writer_add_many(Writer *w, PyObject *frames, Py_ssize_t first) {
+/* How many of frames[first:] were committed; -1 with an error set. `last` is what the last one met. */
+static Py_ssize_t writer_add_many(Writer *w, PyObject *frames, Py_ssize_t first, outcome *last) {
     Py_ssize_t next = first;
+    *last = SLOW;
     if (PyList_Check(frames) || PyTuple_Check(frames))
         while (next >= 0 && next < PySequence_Fast_GET_SIZE(frames)) {
             PyObject *frame = PySequence_Fast_GET_ITEM(frames, next);
+            *last = SLOW;
             if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 2)
                 break;
             /* Ours: a callback may change the list. */
             Py_INCREF(frame);
-            outcome result = writer_add(w, PyTuple_GET_ITEM(frame, 0), PyTuple_GET_ITEM(frame, 1), 0);
+            *last = writer_add(w, PyTuple_GET_ITEM(frame, 0), PyTuple_GET_ITEM(frame, 1), 0);
             Py_DECREF(frame);
-            if (result == FAILED)
+            if (*last == FAILED)
                 return -1;
-            if (result != DONE)
+            if (*last != DONE)
                 break;
             next++;
         }
@@ -265,22 +189,28 @@ static Py_ssize_t writer_add_many(Writer *w, PyObject *frames, Py_ssize_t first)
 static PyObject *put_many(PyObject *self, PyObject *args) {
     PyObject *frames;
     Py_ssize_t first;
+    outcome last;
     if (!PyArg_ParseTuple(args, "On", &frames, &first))
         return NULL;
-    Py_ssize_t done = writer_add_many((Writer *)self, frames, first);
+    Py_ssize_t done = writer_add_many((Writer *)self, frames, first, &last);
     return done < 0 ? NULL : PyLong_FromSsize_t(done);
 }
 
-static PyObject *write_all(PyObject *self, PyObject *frames) {
+static PyObject *write_all(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     Writer *w = (Writer *)self;
-    Py_ssize_t done = writer_add_many(w, frames, 0);
+    outcome last;
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "write_all() takes frames and gives_up (%zd given)", given);
+    int gives_up = PyObject_IsTrue(args[1]);
+    Py_ssize_t done = gives_up < 0 ? -1 : writer_add_many(w, args[0], 0, &last);
     if (done < 0) {
         writer_rewind(w);
         return NULL;
     }
-    if (done && done == PyObject_Length(frames) && !writer_publish(w))
+    bool is_full = gives_up && last == FULL;
+    if (done && (is_full || done == PyObject_Length(args[0])) && !writer_publish(w))
         return NULL;
-    return PyLong_FromSsize_t(done);
+    return PyLong_FromSsize_t(is_full ? ~done : done);
 }
 
 static PyObject *place(PyObject *self, PyObject *step) {
@@ -375,6 +305,7 @@ PyObject *make_writer(PyObject *Py_UNUSED(module), PyObject *args, PyObject *nam
     w->position = w->limit = position;
     w->seq = seq;
     w->many = many;
+    w->counts_full = true;
     memset(w->bells, -1, sizeof w->bells);
     w->fence = fence != Py_None;
     w->slow = Py_NewRef(slow);
@@ -420,7 +351,7 @@ static PyMethodDef writer_methods[] = {
      "try_write(tag, payload, align_at=0) -> bool; see Producer.try_write."},
     {"put", put, METH_VARARGS, NULL},
     {"put_many", put_many, METH_VARARGS, NULL},
-    {"write_all", write_all, METH_O, NULL},
+    {"write_all", FUNCTION(write_all), METH_FASTCALL, NULL},
     {"place", place, METH_O, NULL},
     {"commit", commit, METH_VARARGS, NULL},
     {"publish", publish, METH_NOARGS, NULL},
@@ -432,8 +363,13 @@ static PyMethodDef writer_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef writer_members[] = {
+    {"counts_full", T_BOOL, offsetof(Writer, counts_full), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot writer_slots[] = {
-    SLOT(Py_tp_methods, writer_methods), SLOT(Py_tp_traverse, writer_traverse), SLOT(Py_tp_clear, writer_clear),
+    SLOT(Py_tp_methods, writer_methods), SLOT(Py_tp_members, writer_members), SLOT(Py_tp_traverse, writer_traverse), SLOT(Py_tp_clear, writer_clear),
     SLOT(Py_tp_dealloc, writer_dealloc), {0, NULL}};
 
 PyType_Spec writer_spec = {

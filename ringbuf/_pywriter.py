@@ -208,7 +208,7 @@ def make_writer(
         base = published - offset
         edge = offset
 
-    def write_all(frames: Sequence[tuple[int, object]]) -> int:
+    def write_all(frames: Sequence[tuple[int, object]], gives_up: bool) -> int:
         done = put_many(frames, 0)
         if done and done == len(frames):
             publish()

@@ -64,7 +64,7 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
     }
 
     try_write: TryWrite
-    _write_all: Callable[[Sequence[tuple[int, Payload]]], int]
+    _write_all: Callable[[Sequence[tuple[int, Payload]], bool], int]
 
     def __init__(self, sender: Sender) -> None:
         super().__init__(sender.tenure)
@@ -128,7 +128,9 @@ Cost: one copy, no allocation, no system call unless a consumer sleeps.
         listed = frames if isinstance(frames, (list, tuple)) else list(frames)
         done = 0
         if not align_at:
-            done = self._write_all(listed)
+            done = self._write_all(listed, timeout == 0)
+            if done < 0:
+                return ~done
             if done and done == len(listed):
                 return done
         return self._sender.write_many(listed, done, timeout, align_at)

@@ -79,6 +79,7 @@ class Room:
         "_slots",
         "capacity",
         "control",
+        "counts_full",
         "evicted",
         "grant_only",
         "joining",
@@ -110,6 +111,8 @@ class Room:
         self.control = tenure.segment.control
         # Only `grant` knows these.
         self.grant_only = _poisons or is_watched()
+        # Whether it is counted here how often and how long the ring is full.
+        self.counts_full = True
         self._full_since = 0
 
     # ------------------------------------------------------------------------------------------ consumers
@@ -206,7 +209,8 @@ class Room:
             own[layout.P_HIGH_WATER] = position - self.reclaimed
         limit = self.reclaimed + capacity
         if limit < position + need:
-            self._note_full()
+            if self.counts_full:
+                self._note_full()
             return limit
         if self._full_since:
             layout.add(own, layout.P_FULL_NS, time.monotonic_ns() - self._full_since)

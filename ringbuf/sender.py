@@ -97,6 +97,7 @@ class Sender:
             fence=self._fence,
         )
         self.tenure.shut = self.writer.shut
+        self.room.counts_full = not getattr(self.writer, "counts_full", False)
         # Of a body that rings by itself, once it knows how.
         self._keep_bell = None if is_watched() else getattr(self.writer, "keep_bell", None)
 

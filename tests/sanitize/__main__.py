@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CC = shlex.split(os.environ.get("CC", "cc"))
-PARTS = ["_cops.c", "_cops_frame.c", "_cops_reader.c", "_cops_sleep.c", "_cops_writer.c"]
+PARTS = ["_cops.c", "_cops_frame.c", "_cops_reader.c", "_cops_room.c", "_cops_sleep.c", "_cops_writer.c"]
 INCLUDE = "-I" + sysconfig.get_paths()["include"]
 
 

@@ -3,6 +3,7 @@
    them; one holds its frames for a while, as leases do. */
 #include "_cops_sleep.c"
 #include "_cops_reader.c"
+#include "_cops_room.c"
 #include "_cops_writer.c"
 
 #include <pthread.h>
@@ -43,7 +44,6 @@ static void *produce(void *unused) {
         while (writer_place(&w, step) != DONE) {
             if (load(w.own + P_POS) != w.position)
                 writer_publish(&w);
-            w.was_full = false;
             sched_yield();
         }
         memset(writer_spot(&w) + FRAME_HEADER + i % 8, (int)(i % 251), nbytes);
