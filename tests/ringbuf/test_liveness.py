@@ -403,3 +403,20 @@ def test_locks_show_without_write_permission_and_end_with_their_open(tmp_path: A
 def test_process_start_tells_lives_of_one_pid_apart() -> None:
     assert liveness.process_start(os.getpid()) > 0
     assert liveness.process_start(2**22 + 1) == 0
+
+
+def test_a_writer_that_only_tries_soon_finds_that_the_consumer_in_its_way_is_dead(
+    name: str, spawn: Any
+) -> None:
+    with ringbuf.create(name, 4096) as producer:
+        child = spawn(CONSUMER, name)
+        with ringbuf.attach(name) as other:
+            while producer.try_write(1, bytes(500)):
+                pass
+            other.read_many()
+            assert producer.write_many([(1, bytes(500))] * 9) == 0
+            child.kill()
+            wait_until(lambda: producer.try_write(1, bytes(500)))
+            assert producer.write_many([(1, bytes(500))] * 3) == 3
+            info = ringbuf.inspect(name)
+            assert (info.full_events, info.evicted) == (1, 1)
