@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from egress.stream.item import EgressItem
 
@@ -82,3 +82,7 @@ class Routes(dict[str, Route]):
         """As of any dict."""
         self.changes += 1
         super().update(*args, **kwargs)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self

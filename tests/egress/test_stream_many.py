@@ -240,6 +240,7 @@ def test_send_frames_says_who_refused_and_why() -> None:
         lambda routes: routes.clear(),
         lambda routes: routes.__setitem__("a", Route("a", 0, channel()[0])),
         lambda routes: routes.update(a=Route("a", 0, channel()[0])),
+        lambda routes: routes.__ior__({"a": Route("a", 0, channel()[0])}),
     ],
 )
 def test_routes_say_when_something_went(change) -> None:  # type: ignore[no-untyped-def]
