@@ -90,8 +90,9 @@ PyObject *reader_doze(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "w*nbpiii", &page, &slot, &generation, &expedited, &fds[0].fd, &fds[1].fd, &timeout))
         return NULL;
     if (slot < 0 || slot >= page.len) {
+        PyErr_Format(PyExc_ValueError, "slot %zd has no flag: there are %zd", slot, page.len);
         PyBuffer_Release(&page);
-        return PyErr_Format(PyExc_ValueError, "slot %zd has no flag", slot);
+        return NULL;
     }
     _Atomic unsigned char *flag = (_Atomic unsigned char *)page.buf + slot;
     /* Once shut, the slot may be another's. */
