@@ -285,10 +285,10 @@ def test_many_leases_do_not_slow_each_other(pair: tuple[ringbuf.Producer, ringbu
 
 
 def test_poison_shows_who_looks_without_a_lease(
-    pair: tuple[ringbuf.Producer, ringbuf.Consumer], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringbuf.room._poisons", True)
-    producer, consumer = pair
+    monkeypatch.setattr("ringbuf.room._poisons", True)  # before the ring is made, as the environment says it
+    producer, consumer = request.getfixturevalue("pair")
     for _ in range(3):
         producer.write(1, b"a" * BIG)
     first, *_ = consumer.read_many()

@@ -199,8 +199,7 @@ def test_a_full_producer_is_rung_by_releases(producer: ringbuf.Producer) -> None
             consumer.read_many()
             writer.join()
         info = ringbuf.inspect(producer.name)
-        # One that was about to sleep may find the room at once; its bell then rings for its next sleep.
-        assert info.wakeups >= 1
+        # One that was about to sleep may find the room at once, so how often it was woken is not known.
         assert info.consumers[0].rung >= 1
 
 

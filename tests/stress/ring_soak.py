@@ -7,6 +7,7 @@ both from time to time: after the first look nothing may grow. --seconds bounds 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -73,8 +74,10 @@ def main() -> None:
             if now > look_at:
                 look_at = now + 1.0
                 if now > settled and child.poll() is None:
-                    last = {who: footprint(pid) for who, pid in pids.items()}
-                    first = first or last
+                    # The writer may end in the middle of this.
+                    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                        last = {who: footprint(pid) for who, pid in pids.items()}
+                        first = first or last
     hold(child.wait() == 0, "the writer failed")
     for who, (private, maps, descriptors) in last.items():
         before = first[who]
