@@ -14,7 +14,7 @@ help:            ## list the targets
 # The C body is part of the install, so its source is one of the things a stale install is older than.
 $(VENV)/.run: pyproject.toml $(wildcard ringbuf/_cops*.[ch])
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[all]'
+	$(BIN)/pip install --quiet --editable '.[all,try]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(wildcard ringbuf/_cops*.[ch])

@@ -2,7 +2,7 @@
 
 from egress.engine.load import load_engine, prepare_engine
 from egress.engine.ngram import NGramEngine
-from egress.engine.protocol import Engine, EngineRequest, TokenBatch, verify_request
+from egress.engine.protocol import Engine, EngineRequest, TokenBatch, verify_batch, verify_request
 from egress.engine.replay import ReplayEngine
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "TokenBatch",
     "load_engine",
     "prepare_engine",
+    "verify_batch",
     "verify_request",
 ]

@@ -18,7 +18,7 @@ from egress.errors import ValidationError
 from egress.request import SamplingParams
 from egress.wire import FinishReason
 
-__all__ = ["Engine", "EngineRequest", "TokenBatch", "verify_request"]
+__all__ = ["Engine", "EngineRequest", "TokenBatch", "verify_batch", "verify_request"]
 
 Row = Sequence[Any] | None
 
@@ -87,6 +87,9 @@ class TokenBatch(msgspec.Struct, kw_only=True):
 class Engine(Protocol):
     """What a shard needs of an engine.
 
+    When a request ends is the engine's to say, by a finish reason: it honours the length, stop ids, strings and
+    regexes and the end of sequence, or refuses in `submit` what it cannot do.
+
     Three attributes are optional, and read with a default where they are missing: `step_s` (float, the
     least seconds from the start of one step to the start of the next), `info()` (a dict for `/server_info`)
     and `hidden_size` (int or None, the width of its hidden states).
@@ -104,6 +107,29 @@ class Engine(Protocol):
 
     def step(self) -> TokenBatch | None:
         """Decode one step of every running request; None when none runs. Never sleeps."""
+
+
+# One entry per row; and columns that may be empty instead.
+_ROWS = ("finish_reasons", "prompt_tokens", "token_ids")
+_OPTIONAL = tuple(name for name in TokenBatch.__struct_fields__ if name not in (*_ROWS, "rids"))
+
+
+def verify_batch(batch: object) -> None:
+    """Refuse what no step may return.
+
+    Raises:
+        TypeError: it is no TokenBatch, or a column of it is no sequence.
+        ValueError: a column has another number of entries than there are rids; names it and both.
+    """
+    if not isinstance(batch, TokenBatch):
+        raise TypeError(f"step() must return a TokenBatch or None, got {type(batch).__name__}")
+    rows = len(batch.rids)
+    for name in _ROWS:
+        if len(getattr(batch, name)) != rows:
+            raise ValueError(f"{name} has {len(getattr(batch, name))} entries for {rows} rids")
+    for name in _OPTIONAL:
+        if (size := len(getattr(batch, name))) and size != rows:
+            raise ValueError(f"{name} has {size} entries for {rows} rids")
 
 
 # SamplingParams fields that only a constrained decoder could honour.

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 import ringbuf
-from egress.engine import Engine, TokenBatch, load_engine
+from egress.engine import Engine, TokenBatch, load_engine, verify_batch
 from egress.errors import MalformedFrame
 from egress.serve import logs
 from egress.serve.child import announce_failure, take_start, tokenizer_of
@@ -260,6 +260,8 @@ class Shard:
     def _step(self, now: float) -> None:
         try:
             batch = self._engine.step()
+            if batch is not None:
+                verify_batch(batch)
         except Exception as error:
             self._fail_all(f"the engine failed: {type(error).__name__}: {error}")
             raise

@@ -18,10 +18,13 @@ import logging
 import os
 import resource
 import selectors
+import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -407,8 +410,14 @@ def greeting(settings: Settings, listener: socket.socket, rings: list[str]) -> s
         "try:",
         f"  curl -N {url}/generate{key} -d '{{{prompt}, \"stream\": true}}'",
         f'  curl {url}/generate{key} -d \'{{{prompt}, "sampling_params": {{"max_new_tokens": 32}}}}\'',
-        '  python -c "import openai; print(openai.OpenAI('
+        f'  {_interpreter()} -c "import openai; print(openai.OpenAI('
         f"base_url='{url}/v1', api_key='{settings.api_key or 'none'}').chat.completions.create("
         f"model='{model}', messages=[{{'role': 'user', 'content': 'Hello'}}]).choices[0].message.content)\"",
     ]
     return "\n".join(lines)
+
+
+def _interpreter() -> str:
+    """This interpreter as one would type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
