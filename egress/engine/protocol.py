@@ -87,8 +87,8 @@ class TokenBatch(msgspec.Struct, kw_only=True):
 class Engine(Protocol):
     """What a shard needs of an engine.
 
-    When a request ends is the engine's to say, by a finish reason: it honours the length, stop ids, strings and
-    regexes and the end of sequence, or refuses in `submit` what it cannot do.
+    When a request ends is the engine's to say, by a finish reason: it honours the length, stop ids, strings
+    and regexes and the end of sequence, or refuses in `submit` what it cannot do.
 
     Three attributes are optional, and read with a default where they are missing: `step_s` (float, the
     least seconds from the start of one step to the start of the next), `info()` (a dict for `/server_info`)
