@@ -22,8 +22,8 @@ from egress.wire.event import ChunkEvent
 from egress.wire.finish_reason import Abort
 
 TEXTS = [
-    "Hel",
-    "lo",
+    "To",
+    "ken",
     ' "quoted" \\',
     "\n\r\t\x00",
     "schön",
