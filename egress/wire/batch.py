@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import compress, repeat
-from operator import index
+from operator import index, itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -172,8 +172,13 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     def _events(self, at: list[int]) -> list[ChunkEvent]:
         """Make the events of the requests at these places."""
 
-        def picked(column: Sequence[Any]) -> Iterator[Any]:
-            return map(column.__getitem__, at)
+        if len(at) > 1:
+            # One call per column, and a third of what `map` costs per entry.
+            picked: Callable[[Sequence[Any]], Iterable[Any]] = itemgetter(*at)
+        else:
+
+            def picked(column: Sequence[Any]) -> Iterable[Any]:
+                return [column[place] for place in at]
 
         extras = self._extras(at) if self._families else None
         columns = self._columns(picked, repeat(self._column), picked(self._places), extras)
