@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,7 @@ from ringbuf.tenure import Tenure
 __all__ = ["Handle"]
 
 
-class Handle:
+class Handle(ABC):
     """An open end of a ring, closed when it is dropped.
 
     Args:
@@ -32,9 +33,9 @@ class Handle:
         """Whether this handle was closed."""
         return self._tenure.closed
 
+    @abstractmethod
     def close(self) -> None:
         """Give everything back. Closing again does nothing."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

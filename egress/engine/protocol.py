@@ -109,9 +109,8 @@ class Engine(Protocol):
         """Decode one step of every running request; None when none runs. Never sleeps."""
 
 
-# One entry per row; and columns that may be empty instead.
-_ROWS = ("finish_reasons", "prompt_tokens", "token_ids")
-_OPTIONAL = tuple(name for name in TokenBatch.__struct_fields__ if name not in (*_ROWS, "rids"))
+# Columns with an entry in every row; the others may be empty instead.
+_ROWS = frozenset(("finish_reasons", "prompt_tokens", "token_ids"))
 
 
 def verify_batch(batch: object) -> None:
@@ -124,11 +123,9 @@ def verify_batch(batch: object) -> None:
     if not isinstance(batch, TokenBatch):
         raise TypeError(f"step() must return a TokenBatch or None, got {type(batch).__name__}")
     rows = len(batch.rids)
-    for name in _ROWS:
-        if len(getattr(batch, name)) != rows:
-            raise ValueError(f"{name} has {len(getattr(batch, name))} entries for {rows} rids")
-    for name in _OPTIONAL:
-        if (size := len(getattr(batch, name))) and size != rows:
+    for name in TokenBatch.__struct_fields__:
+        size = len(getattr(batch, name))
+        if size != rows and (size or name in _ROWS):
             raise ValueError(f"{name} has {size} entries for {rows} rids")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from egress.serve.dispatch import Generation
@@ -15,7 +16,7 @@ from egress.wire.finish_reason import FinishReason
 __all__ = ["TextChoice"]
 
 
-class TextChoice:
+class TextChoice(ABC):
     """One choice of a response; see `openai.Choice`.
 
     Args:
@@ -70,20 +71,21 @@ class TextChoice:
         start, end = self._around
         return b"".join((start, sse.safe(encode(text)), end))
 
+    @abstractmethod
     def take(self) -> bytes:
         """What is new as one event; see reader.Answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
         """The whole choice as the unary response shows it."""
-        raise NotImplementedError
 
     def fail(self, failure: Failure) -> bytes:
         """The event that tells how this choice failed."""
         return failure_event(failure, self, self._head)
 
+    @abstractmethod
     def _push_logprobs(self, extras: ChunkExtras) -> None:
-        raise NotImplementedError
+        """Take the log-probabilities that came with an event."""
 
     def _take_text(self) -> str:
         text = self._text[0] if len(self._text) == 1 else "".join(self._text)
