@@ -76,6 +76,8 @@ _Decoded: TypeAlias = _BulkHeader[list[str], list[U32]]
 RawHeader: TypeAlias = _BulkHeader[msgspec.Raw, msgspec.Raw]
 """Rids and prompt lengths left as bytes as well; see egress.wire.recall."""
 
+# Found once: in a frame of one request every look-up shows.
+_frombuffer = np.frombuffer
 _header_len = struct.Struct("<I").unpack_from
 _decode_header: Callable[[Any], Header] = msgspec.msgpack.Decoder(Header).decode
 _decode_bulk: Callable[[Any], _Decoded] = msgspec.msgpack.Decoder(_Decoded).decode
@@ -214,6 +216,7 @@ def accept_bulk(
         completions or None,
         families,
         ended,
+        view if isinstance(view, bytes) or type(view.obj) is bytes else None,
     )
 
 
@@ -221,7 +224,7 @@ def _only_ids(view: Body, data_at: int, n_ids: int, rids: list[str]) -> I32Array
     """Take the data of a frame without further columns."""
     if data_at + WIDTH * n_ids != len(view):
         raise _wrong_size(n_ids, len(view) - data_at, rids)
-    return np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
+    return _frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
 
 
 def _counts_of(raw: msgspec.Raw, n: int) -> list[int]:
@@ -245,16 +248,18 @@ def _accept(view: Body, data_at: int, header: Header) -> Batch:
         _check_core("finish_reasons", maps, rids)
         _check_core("prompt_tokens", prompts, rids)
         _check_core("tok_lens", counts, rids)
-    n_ids = sum(counts)
     reasons: Reasons | None = None
     ended: list[int] = []
-    if maps.count(None) != n:
+    if n == 1:
+        n_ids, all_go_on, places = counts[0], maps[0] is None, _WHOLE
+    else:
+        n_ids, all_go_on, places = sum(counts), maps.count(None) == n, _slices(counts)
+    if not all_go_on:
         reasons, ended = _classify(maps)
-    places = _WHOLE if n == 1 else _slices(counts)
     if view[WIDTH] == _FOUR_ITEMS:
         if data_at + WIDTH * n_ids != len(view):
             raise _wrong_size(n_ids, len(view) - data_at, rids)
-        token_ids = np.frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
+        token_ids = _frombuffer(view, I32, n_ids, data_at) if n_ids else NO_I32
         if reasons is None:
             return Batch(rids, token_ids, None, prompts, counts, token_ids, places)
         return Batch(rids, token_ids, reasons, prompts, counts, token_ids, places, None, None, (), ended)

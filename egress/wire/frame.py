@@ -19,10 +19,11 @@ __all__ = ["decode", "decode_frame"]
 
 _Decoded: TypeAlias = Batch | Result | Failure
 
+# Plain integers: a key that is the very object asked for is found without comparing.
 _DECODERS: dict[int, Callable[[Any], _Decoded]] = {
-    Tag.RESULT: decode_result,
-    Tag.BATCH: decode_batch,
-    Tag.ERROR: decode_error,
+    int(Tag.RESULT): decode_result,
+    int(Tag.BATCH): decode_batch,
+    int(Tag.ERROR): decode_error,
 }
 
 
