@@ -61,7 +61,7 @@ def sieve(body: Any, n: int, wanted: Any) -> list[int] | None:
             return None
     if length < _TAIL or at + n * stride > len(body):
         return None
-    # With the first one's head in all these places, each string ends where the next begins, so all are as long.
+    # With the first one's head in all these places, each string ends where the next begins: all are as long.
     heads = _column(body, at, n, stride)
     if not (heads == heads[0] if stride == length + 2 else heads & 0xFF == heads[0] & 0xFF).all():
         return None
