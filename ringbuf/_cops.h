@@ -75,6 +75,48 @@ static inline void prefetch_to_write(const char *at) {
 #endif
 }
 
+/* A side that follows the other closely takes a line away from it at every look, and gets so little for it that it
+   soon looks again: each such look costs both sides as much as several frames. So who finds next to nothing right
+   after it had something hangs back, and looks once more. The more often that pays the longer it does it, up to about
+   2 us, which lets a stream run with some dozens of frames between the sides; where it does not pay, as for one who
+   waits for an answer, it is 50 ns once (bench/ring_one_to_one_throughput.py, one call: 1.2x, and no more runs at a
+   quarter of the rate). */
+typedef struct {
+    uint64_t position; /* where it hung back last: there it does so once */
+    uint64_t close;    /* bytes that are next to nothing */
+    int turns;
+} pace;
+
+enum { CLOSE = 1024, LEAST_TURNS = 2, MOST_TURNS = 64 };
+
+static inline pace pace_for(uint64_t capacity, uint64_t position) {
+    return (pace){position, capacity / 8 < CLOSE ? capacity / 8 : CLOSE, LEAST_TURNS};
+}
+
+static inline bool too_close(const pace *p, uint64_t position, uint64_t found) {
+    return found < p->close && position != p->position;
+}
+
+static inline void hang_back(pace *p, uint64_t position) {
+    p->position = position;
+    for (int turn = 0; turn < p->turns; turn++) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#elif defined __aarch64__
+        __asm__ volatile("isb");
+#else
+        atomic_signal_fence(memory_order_seq_cst);
+#endif
+    }
+}
+
+static inline void judge(pace *p, bool paid) {
+    if (!paid)
+        p->turns = LEAST_TURNS;
+    else if (p->turns < MOST_TURNS)
+        p->turns *= 2;
+}
+
 static inline uint64_t frame_bytes(uint64_t nbytes, uint64_t shift) {
     return (FRAME_HEADER + shift + nbytes + WORD - 1) & -(uint64_t)WORD;
 }
@@ -104,6 +146,7 @@ typedef struct {
     char *data;
     size_t slots; /* that may be looked at without asking */
     bool many, fence, frozen, shut, counts_full;
+    pace pace;
     uint64_t full_since, asked_at; /* monotonic ns, 0: not */
     int bells[FLAGS_A_WORD]; /* the consumers' FIFOs, -1 while only Python knows one */
     PyObject *slow, *grant, *wake_up;
@@ -132,6 +175,7 @@ typedef struct {
     const word *peer;
     word *own;
     const char *data;
+    pace pace;
     bool fence, any_seq, attended, shut, forked, closing;
     int bell; /* the producer's FIFO, -1 while only Python knows it */
     uint64_t leases;
@@ -147,7 +191,7 @@ struct Frame {
     Py_ssize_t nbytes;
     int exports;
     unsigned char tag;
-    bool leased, exporting;
+    bool leased, exporting, sparing;
     union {
         struct {
             Reader *reader;
@@ -158,14 +202,34 @@ struct Frame {
     };
 };
 
+/* Most frames are small and die young, so the memory of some is kept for the next: making and dropping one takes
+   5 ns less. A spare one keeps its reference to the type; `bytes` leads to the one below it. */
+enum { SPARE_COPY = 128 };
+#if defined Py_GIL_DISABLED || defined __SANITIZE_ADDRESS__
+enum { SPARES = 0 };
+#else
+enum { SPARES = 128 };
+#endif
+extern Frame *spare_frames;
+extern int spares;
+
 static inline Frame *frame_new(size_t copied) {
-    size_t size = offsetof(Frame, copy) + copied;
-    Frame *f = PyObject_Malloc(size < sizeof(Frame) ? sizeof(Frame) : size);
-    if (!f)
-        return (Frame *)PyErr_NoMemory();
+    Frame *f = spare_frames;
+    if (f && copied <= SPARE_COPY) {
+        spare_frames = (Frame *)f->bytes;
+        spares--;
+        _Py_NewReference((PyObject *)f);
+    } else {
+        size_t room = copied <= SPARE_COPY ? SPARE_COPY : copied;
+        f = PyObject_Malloc(offsetof(Frame, copy) + room);
+        if (!f)
+            return (Frame *)PyErr_NoMemory();
+        PyObject_Init((PyObject *)f, Frame_Type);
+        f->sparing = room == SPARE_COPY;
+    }
     f->exports = 0;
     f->leased = f->exporting = false;
-    return (Frame *)PyObject_Init((PyObject *)f, Frame_Type);
+    return f;
 }
 
 /* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */

@@ -2,6 +2,9 @@
 
 #include "_cops.h"
 
+Frame *spare_frames;
+int spares;
+
 /* It is released, or it dies: it gives its bytes back. */
 static bool frame_end(Frame *f) {
     f->bytes = NULL;
@@ -21,6 +24,12 @@ static void frame_dealloc(PyObject *self) {
         if (!frame_end(f))
             PyErr_WriteUnraisable((PyObject *)Frame_Type);
         PyErr_Restore(kind, error, trace);
+    }
+    if (f->sparing && spares < SPARES) {
+        f->bytes = (const char *)spare_frames;
+        spare_frames = f;
+        spares++;
+        return;
     }
     PyObject_Free(f);
     Py_DECREF(Frame_Type);

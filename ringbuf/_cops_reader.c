@@ -2,6 +2,10 @@
 
 #include "_cops.h"
 
+/* Frames that read_many takes before it puts them into its list: the first ones make a list of their number, which
+   costs less than to grow one. */
+enum { AT_ONCE = 64 };
+
 /* Move the cursor to where it belongs, and wake a producer that waits for that. */
 static bool reader_release(Reader *r) {
     uint64_t cursor = r->oldest ? r->oldest->position : r->position;
@@ -92,6 +96,12 @@ static outcome reader_refresh(Reader *r) {
 static outcome reader_look(Reader *r) {
     if (!r->shut) {
         outcome result = reader_refresh(r);
+        if (result != FAILED && too_close(&r->pace, r->position, r->ready - r->position)) {
+            uint64_t before = r->ready;
+            hang_back(&r->pace, r->position);
+            result = reader_refresh(r);
+            judge(&r->pace, r->ready != before);
+        }
         if (result != FULL)
             return result;
         if (!r->attended && load(r->peer + P_STATE) == STATE_LIVE && !load(r->peer + P_ENDED))
@@ -194,25 +204,44 @@ static PyObject *try_read(PyObject *self, PyObject *const *Py_UNUSED(args), Py_s
     return frame;
 }
 
+/* Hand `count` frames over to the list, which is made for the first of them; false with an error set. */
+static bool extend(PyObject **frames, PyObject **taken, Py_ssize_t count) {
+    Py_ssize_t moved = 0;
+    if (*frames)
+        while (moved < count && !PyList_Append(*frames, taken[moved]))
+            Py_DECREF(taken[moved++]);
+    else if ((*frames = PyList_New(count)))
+        for (; moved < count; moved++)
+            PyList_SET_ITEM(*frames, moved, taken[moved]);
+    bool fine = *frames && moved == count;
+    while (moved < count)
+        Py_DECREF(taken[moved++]);
+    return fine;
+}
+
 static PyObject *read_many(PyObject *self, PyObject *max_frames) {
     Reader *r = (Reader *)self;
     Py_ssize_t most = PyLong_AsSsize_t(max_frames), count = 0;
-    PyObject *frame, *frames = PyErr_Occurred() ? NULL : PyList_New(0);
-    if (!frames)
+    PyObject *frames = NULL, *taken[AT_ONCE];
+    if (most == -1 && PyErr_Occurred())
         return NULL;
     outcome result = DONE;
-    for (; count < most && (result = reader_take(r, count > 0, &frame)) == DONE; count++) {
-        int full = PyList_Append(frames, frame);
-        Py_DECREF(frame);
-        if (full) {
-            result = FAILED;
-            break;
+    do {
+        Py_ssize_t here = 0;
+        for (; here < AT_ONCE && count < most; here++, count++)
+            if ((result = reader_take(r, count > 0, taken + here)) != DONE)
+                break;
+        if (result == FAILED && !count)
+            return NULL;
+        /* What stopped a read that has frames to hand out is met again by the next one. */
+        if (result == FAILED)
+            PyErr_Clear();
+        if (!extend(&frames, taken, here)) {
+            Py_CLEAR(frames);
+            return NULL;
         }
-    }
-    /* What stopped a read that has frames to hand out is met again by the next one. */
-    if (result == FAILED && count)
-        PyErr_Clear();
-    if ((result == FAILED && !count) || !reader_release(r))
+    } while (result == DONE && count < most);
+    if (!reader_release(r))
         Py_CLEAR(frames);
     return frames;
 }
@@ -278,6 +307,7 @@ PyObject *make_reader(PyObject *Py_UNUSED(module), PyObject *args, PyObject *nam
     r->seq = (uint64_t)seq;
     r->any_seq = seq < 0;
     r->bell = -1;
+    r->pace = pace_for(capacity, position);
     r->fence = fence != Py_None;
     r->idle = Py_NewRef(idle);
     r->corrupt = Py_NewRef(corrupt_);

@@ -88,6 +88,13 @@ outcome writer_find_room(Writer *w, uint64_t step) {
         if (asked)
             return writer_note_full(w);
         outcome found = w->shut ? SLOW : writer_extend(w, need);
+        uint64_t spare = found == DONE ? w->limit - w->position - need : 0;
+        if (found != SLOW && too_close(&w->pace, w->position, spare)) {
+            uint64_t before = w->limit;
+            hang_back(&w->pace, w->position);
+            found = writer_extend(w, need);
+            judge(&w->pace, w->limit != before);
+        }
         if (found == DONE) {
             writer_note_room(w);
             return DONE;

@@ -306,6 +306,7 @@ PyObject *make_writer(PyObject *Py_UNUSED(module), PyObject *args, PyObject *nam
     w->seq = seq;
     w->many = many;
     w->counts_full = true;
+    w->pace = pace_for(capacity, position);
     memset(w->bells, -1, sizeof w->bells);
     w->fence = fence != Py_None;
     w->slow = Py_NewRef(slow);

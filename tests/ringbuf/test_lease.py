@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -40,6 +41,49 @@ def lag(name: str) -> int:
 
 def leases(name: str) -> int:
     return ringbuf.inspect(name).consumers[0].leases
+
+
+def test_views_keep_their_bytes_while_others_come_and_go(
+    pair: tuple[ringbuf.Producer, ringbuf.Consumer],
+) -> None:
+    # Whatever a body does to use the memory of a dead frame again: sizes around its bounds, views of frames
+    # that are gone, more of them than it keeps memory for, dying in any order.
+    producer, consumer = pair
+    draw = random.Random(5)
+    held: list[tuple[memoryview, bytes]] = []
+    for turn in range(600):
+        sizes = [
+            draw.choice((2, 8, 64, 127, 128, 129, 300, 1024, 1025, 2000)) for _ in range(draw.randrange(9))
+        ]
+        written = [os.urandom(size) for size in sizes]
+        assert producer.write_many([(1, payload) for payload in written]) == len(written)
+        frames = consumer.read_many(100)
+        assert [bytes(frame.payload) for frame in frames] == written
+        held += [(frame.payload, payload) for frame, payload in zip(frames, written, strict=True)]
+        del frames
+        draw.shuffle(held)
+        # Leases hold the ring's room, so none is kept for long.
+        held.sort(key=lambda each: len(each[0]) > 1024)
+        most = 300 if turn % 100 < 50 else 5
+        while len(held) > most or (held and len(held[-1][0]) > 1024):
+            view, payload = held.pop()
+            assert view == payload
+    for view, payload in held:
+        assert view == payload
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("most", [1, 63, 64, 65, 1000])
+def test_a_batch_of_any_length_is_read_in_order(
+    pair: tuple[ringbuf.Producer, ringbuf.Consumer], count: int, most: int
+) -> None:
+    producer, consumer = pair
+    producer.write_many([(1 + i % 255, i.to_bytes(4, "little")) for i in range(count)])
+    read: list[int] = []
+    while frames := consumer.read_many(most):
+        assert len(frames) == min(most, count - len(read))
+        read += [int.from_bytes(frame.payload, "little") for frame in frames]
+    assert read == list(range(count))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 10, 4096, 4097, BIG])
