@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from egress.errors import EncodeError
 from egress.wire import Tag, encode_error, encode_result
-from egress.wire.encode import encode_batch_into
+from egress.wire.encode import HeaderBuffer, encode_batch_into
 
 __all__ = ["Columns", "FrameWriter", "RingSink"]
 
@@ -62,7 +62,7 @@ class RingSink:
         self, ring: FrameWriter, *, name: str, max_frame: int, backlog_bytes: int, backlog_frames: int
     ) -> None:
         self._ring = ring
-        self._header = bytearray()
+        self._header = HeaderBuffer()
         self.name = name
         self._max_frame = max_frame
         self._max_bytes = backlog_bytes

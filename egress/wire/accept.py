@@ -34,7 +34,7 @@ from egress.wire.finish_reason import FinishReason, is_plain
 from egress.wire.messages import UNREADABLE
 from egress.wire.tags import Tag
 
-__all__ = ["RawHeader", "accept_bulk", "decode_batch", "read_raw"]
+__all__ = ["Body", "RawHeader", "accept_bulk", "byte_view", "decode_batch", "read_raw"]
 
 # bytes are read as they are: cutting a small header out of them costs less than a view of it.
 Body: TypeAlias = bytes | memoryview
@@ -113,7 +113,7 @@ def decode_batch(body: Any) -> Batch:
 
     Mirrors: sglang, rust/sglang-server/src/message/egress.rs; egress.md section 2.
     """
-    view: Body = body if type(body) is bytes else _byte_view(body)
+    view: Body = body if type(body) is bytes else byte_view(body)
     size = len(view)
     if size < WIDTH:
         raise MalformedFrame(f"{size} bytes are too few for a header length", (), Tag.BATCH)
@@ -137,7 +137,7 @@ def read_raw(body: Any) -> tuple[Body, int, RawHeader] | None:
     Raises:
         UNREADABLE: the header is not what it should be, or less is there than it says.
     """
-    view: Body = body if type(body) is bytes else _byte_view(body)
+    view = byte_view(body)
     if len(view) <= _BULK_BYTES:
         return None
     data_at = WIDTH + _header_len(view)[0]
@@ -149,8 +149,10 @@ def read_raw(body: Any) -> tuple[Body, int, RawHeader] | None:
     return view, data_at, _decode_raw(header)
 
 
-def _byte_view(body: Any) -> memoryview:
-    """A flat view of any contiguous buffer, one item per byte."""
+def byte_view(body: Any) -> Body:
+    """Bytes as they are; of any other contiguous buffer a flat view, one item per byte."""
+    if type(body) is bytes:
+        return body
     view = memoryview(body)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

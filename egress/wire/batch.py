@@ -160,6 +160,16 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Ids of the request that has most of them in this frame."""
         return 1 if self._counts is None else max(self._counts, default=0)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether nobody ends and everybody has one token, and at most a text with it."""
+        return (
+            self._reasons is None
+            and self._counts is None
+            and self._completions is None
+            and not self._families
+        )
+
     def _event(self, at: int) -> ChunkEvent:
         """Make the event of the request at this place."""
         count = 1 if self._counts is None else self._counts[at]

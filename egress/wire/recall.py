@@ -6,6 +6,9 @@ exactly these bytes, the strings are taken over instead of being made: encoding 
 strings that are known already are found in a table at once. Prompt lengths are treated the same way. Where
 the guess fails, somebody left unannounced: that one is found by halving, and the guess goes on behind it.
 
+While nobody comes or goes, headers begin with the same bytes up to the texts. Then not even the guess need be
+encoded: the bytes are compared with those of the last frame, and what these said is taken over.
+
 A guess is only ever taken for bytes that were compared, and all other rules are checked as in
 egress.wire.accept, so a frame is read, or rejected, as `decode` would do it.
 """
@@ -18,10 +21,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from egress.errors import MalformedFrame
-from egress.wire.accept import accept_bulk, decode_batch, read_raw
+from egress.wire.accept import accept_bulk, byte_view, decode_batch, read_raw
 from egress.wire.batch import Batch
 from egress.wire.columns import U32
 from egress.wire.messages import UNREADABLE
+from egress.wire.repeat import opening_of, read_repeated
 
 __all__ = ["Recall", "Stretches", "cut"]
 
@@ -54,11 +58,14 @@ class Recall:
             them. Empty: none, everybody is new.
     """
 
-    __slots__ = ("_buffer", "_pause", "_prompts", "_rids", "_skipped", "kept")
+    __slots__ = ("_buffer", "_opening", "_pause", "_prompts", "_rids", "_skipped", "kept")
 
     def __init__(self) -> None:
         self._rids: list[str] = []
         self._prompts: list[int] = []
+        # What the last header began with, up to its texts, if it said of all requests that they go on and
+        # have one token, and nobody was forgotten since; else empty.
+        self._opening = b""
         self._buffer = bytearray()
         self._pause = 0
         self._skipped = 0
@@ -82,6 +89,7 @@ class Recall:
                 batch = None
         if batch is None:
             batch = decode_batch(body)
+            self._opening = b""
             self.kept = ()
         self._rids, self._prompts = batch.rids, batch.prompts
         return batch
@@ -90,9 +98,15 @@ class Recall:
         """Know only these stretches of the last frame's requests from now on; the others have ended."""
         self._rids = cut(self._rids, stretches)
         self._prompts = cut(self._prompts, stretches)
+        self._opening = b""
 
     def _decode_known(self, body: Any) -> Batch | None:
         """The batch, if its requests are those known, more or less; None otherwise."""
+        if self._opening:
+            same = read_repeated(byte_view(body), self._opening, self._rids, self._prompts)
+            if same is not None:
+                self.kept = ((0, len(self._rids)),)
+                return same
         found = read_raw(body)
         if found is None:
             return None
@@ -122,6 +136,7 @@ class Recall:
         elif prompts_end < len(raw_prompts):
             prompts = prompts + _decode_counts(newcomers + raw_prompts[prompts_end:])
         batch = accept_bulk(view, data_at, header, rids, prompts)
+        self._opening = opening_of(view, data_at, header) if batch.is_usual else b""
         self.kept = kept
         return batch
 
