@@ -223,7 +223,7 @@ class RingSource:
         many = self._many(lane, batch)
         lane.many, lane.changes = None, self.routes.changes
         if many is None or self._counts_tokens or batch.most_tokens > many.unit:
-            self._lead_each(shard, batch, endings)
+            self._lead_each(shard, batch, endings, is_distinct=many is not None)
             if many is not None:
                 many.was_bypassed()
         else:
@@ -275,8 +275,13 @@ class RingSource:
         if full:
             self._overflow(shard, full)
 
-    def _lead_each(self, shard: int, batch: Batch, endings: Sequence[int]) -> None:
-        """Lead events one by one: some may be late, or their sinks of any kind."""
+    def _lead_each(self, shard: int, batch: Batch, endings: Sequence[int], is_distinct: bool) -> None:
+        """Lead events one by one: some may be late, or their sinks of any kind.
+
+        Args:
+            shard, batch, endings: whose frame, and where in it requests end.
+            is_distinct: it is known that no request is named twice.
+        """
         counts = self.counts
         found: list[Any] = list(map(self.routes.get, batch.rids))
         at: list[int] | None = None
@@ -291,16 +296,37 @@ class RingSource:
         if self._counts_tokens:
             for route, event in zip(found, events, strict=True):
                 route.tokens += event.completion_tokens
-        # Everything is a Frame but a few terminal events: the stretches between those go as a whole.
         full: list[Route] = []
+        is_distinct = is_distinct or len(set(found)) == len(found)
+        lead = self._lead_stretches if is_distinct else self._lead_in_turn
+        lead(found, events, endings, full)
+        if full:
+            self._overflow(shard, full)
+
+    def _lead_stretches(
+        self, found: list[Route], events: list[ChunkEvent], endings: Sequence[int], full: list[Route]
+    ) -> None:
+        """Everything is a Frame but a few terminal events: the stretches between those go as a whole."""
         start = 0
         for place in endings:
             self._send(found[start:place], events[start:place], full)
             self._finish(events[place])
             start = place + 1
         self._send(found[start:] if start else found, events[start:] if start else events, full)
-        if full:
-            self._overflow(shard, full)
+
+    def _lead_in_turn(
+        self, found: list[Route], events: list[ChunkEvent], endings: Sequence[int], full: list[Route]
+    ) -> None:
+        """Lead the events of a frame that names a request twice: where its sink has refused one, it has no
+        route any more, and the next is late, though there may be room for it by then."""
+        ends = {*endings}
+        for place, (route, event) in enumerate(zip(found, events, strict=True)):
+            if place in ends:
+                self._finish(event)
+            elif self.routes.get(route.rid) is route:
+                self._send([route], [event], full)
+            else:
+                self.counts.late += 1
 
     def _send(self, routes: list[Route], events: list[ChunkEvent], full: list[Route]) -> None:
         """Send frames; routes whose sinks refuse are forgotten, those that were full are added to `full`."""

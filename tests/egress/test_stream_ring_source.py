@@ -150,6 +150,32 @@ def test_a_slow_client_is_aborted_upstream_first_then_told(source, upstream):
     assert source.counts.late == 2
 
 
+@pytest.mark.parametrize("between", [[], [("b", [9], Stop())], [("late", [9], None)], [("a", [9], Stop())]])
+@pytest.mark.parametrize("counts_tokens", [False, True])
+def test_a_request_named_twice_gets_nothing_after_a_refusal_but_its_end(upstream, between, counts_tokens):
+    source = RingSource(upstream, counts_tokens=counts_tokens)
+    source.attach(0, ring := Ring())
+    sinks, readers = zip(*[channel(max_tokens=20) for _ in "abc"], strict=True)
+    for rid, sink in zip("abc", sinks, strict=True):
+        source.routes[rid] = Route(rid, 0, sink)
+    ring.write(Tag.BATCH, batch("a", ids=range(18)))
+    rows = [("c", [1], None), ("a", [2] * 5, None), *between, ("a", [3], None), ("c", [4], None)]
+    rids, ids, reasons = (list(column) for column in zip(*rows, strict=True))
+    ring.write(
+        Tag.BATCH,
+        encode_batch(rids=rids, finish_reasons=reasons, prompt_tokens=[3] * len(rids), token_ids=ids),
+    )
+    source.turn()
+    items = [list(iter(reader.try_recv, None)) for reader in readers]
+    assert [item.event.token_ids.tolist() for item in items[0][:-1]] == [list(range(18))]
+    assert items[0][-1] == Error("the client reads too slowly: its queue is full", 503)
+    assert [ids for item in items[2] for ids in item.event.token_ids.tolist()] == [1, 4]
+    assert upstream.said.count(("ended", "a", "Error")) == 1
+    assert [said for said in upstream.said if said[0] == "abort"] == [("abort", 0, ["a"], "slow_client")]
+    assert source.counts.sink_full == 1
+    assert source.counts.late == 1 + len([rid for rid, _, _ in between if rid != "b"])
+
+
 def test_a_burst_is_merged_not_refused(source, upstream):
     ring = Ring()
     source.attach(0, ring)
