@@ -52,7 +52,9 @@ def _option(flag: str, field: str, text: str, **more: Any) -> Callable[[_F], _F]
 @_option("--host", "host", "Address to listen on.")
 @_option("--port", "port", "Port to listen on; 0 takes a free one.")
 @_option("--tokenizer", "tokenizer", "Name that an installed package ships, or path to a tokenizer.json.")
-@click.option("--skip-tokenizer-init", is_flag=True, help="Token ids in, token ids out; no text.")
+@click.option(
+    "--skip-tokenizer-init", is_flag=True, help="Token ids in and out, no text; needs --vocab-size."
+)
 @click.option(
     "--vocab-size", type=int, default=None, help="Ids at or above it are refused. [default: the tokenizer's]"
 )
@@ -75,6 +77,7 @@ def _option(flag: str, field: str, text: str, **more: Any) -> Callable[[_F], _F]
 @_option("--ring-bytes", "ring_bytes", "Capacity of every ring, a power of two.")
 @_option("--sink-items", "sink_items", "Items that may wait for one slow client.")
 @_option("--sink-tokens", "sink_tokens", "Tokens that may wait for one slow client.")
+@_option("--stall-s", "stall_s", "Seconds after which a client that does not read is cut off; 0 = never.")
 @_option("--backlog-bytes", "backlog_bytes", "Bytes a shard keeps for a worker that takes nothing.")
 @click.option("--api-key", default=None, help="Require this bearer token.  [env: EGRESS_SERVE_API_KEY]")
 @_option("--drain-s", "drain_s", "Seconds running requests may take to end after SIGTERM.")
@@ -90,6 +93,10 @@ def _option(flag: str, field: str, text: str, **more: Any) -> Callable[[_F], _F]
 @click.option("--log-requests", is_flag=True, help="One line per ended request.")
 def serve_command(corpus: str | None, model_name: str | None, **values: Any) -> None:
     """Run shards, API workers and the rings between them, until Ctrl-C or SIGTERM."""
+    if values["skip_tokenizer_init"] and values["vocab_size"] is None:
+        raise click.UsageError(
+            "--skip-tokenizer-init needs --vocab-size: without a tokenizer nothing else says what the ids are"
+        )
     if corpus is not None:
         values["engine_options"]["corpus"] = corpus
     values["model_name"] = model_name or f"egress-{values['engine'].partition(':')[0].rpartition('.')[2]}"
