@@ -61,6 +61,8 @@ class Child:
         self.restarts = 0
         self.start_at = 0.0
         self._up_at = 0.0
+        # When the last life in which it was up ended; None: it is up, or was never.
+        self._missed_since: float | None = None
         self._backoff_s = FIRST_BACKOFF_S
         self._number = 0
         self._pinged = 0.0
@@ -149,6 +151,8 @@ class Child:
         if self.lifeline is not None:
             self.lifeline.close()
             self.lifeline = None
+        if self.is_up:
+            self._missed_since = now
         if self.is_up and now - self._up_at >= SETTLED_S:
             self._backoff_s = FIRST_BACKOFF_S
             self.start_at = now
@@ -167,6 +171,10 @@ class Child:
             self.is_up = True
             self._up_at = now
             self.rings = report.rings
+            if self._missed_since is not None:
+                seconds = round(now - self._missed_since, 3)
+                log.info("%s is ready again", self, extra=logs.fields(pid=self.pid, seconds=seconds))
+                self._missed_since = None
         elif isinstance(report, Failed):
             self.failure = report.message
         else:

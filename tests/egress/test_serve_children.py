@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -13,10 +14,11 @@ from collections.abc import Iterator
 import pytest
 from support import MS, wait_until
 
+from egress.serve import logs
 from egress.serve.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, SETTLED_S, START_S, Child
 from egress.serve.config import Settings
 from egress.serve.forks import Process, Template, adopt_orphans, reap_strays
-from egress.serve.lifeline import Lifeline, Ping, Ready, Start
+from egress.serve.lifeline import Lifeline, Ping, Pong, Ready, Start
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -92,6 +94,24 @@ def test_only_what_runs_is_pinged_and_only_what_is_silent_is_killed(
     child.ping(200.1 + Settings().hang_s)
     assert "does not answer" in caplog.text
     assert child.ended(300.0) == -signal.SIGKILL
+
+
+def test_what_is_ready_again_says_so_once_with_the_seconds_it_was_missed(
+    child: Child, template: Sleepers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "egress.serve.children")
+    live(child, template, 100.0, None)
+    live(child, template, 102.0, 10.0)  # until 113
+    assert not caplog.records
+    live(child, template, 114.0, None)  # it was not up: the same absence goes on
+    child.start(116.0)
+    template.ends[-1].send(Ready())
+    child.receive(118.5)
+    template.ends[-1].send(Pong(number=1))
+    child.receive(119.0)
+    [record] = caplog.records
+    line = logs._Text("supervisor").format(record)
+    assert line.endswith(f"INFO    supervisor: shard 0 is ready again pid={child.pid} seconds=5.5")
 
 
 class Full(Template):

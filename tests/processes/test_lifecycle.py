@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -121,6 +122,11 @@ def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> None:
             assert server.left_behind() == []
 
 
+def said_ready_again(server: Server, role: str) -> list[tuple[str, str]]:
+    """Index and pid of each child of this role that the log calls ready again."""
+    return re.findall(rf"INFO +supervisor: {role} (\d+) is ready again pid=(\d+) seconds=\d", server.output())
+
+
 def test_a_killed_shard_fails_its_own_requests_and_comes_back(tmp_path: Path) -> None:
     with start(tmp_path) as server:
         server.wait_ready()
@@ -147,6 +153,9 @@ def test_a_killed_shard_fails_its_own_requests_and_comes_back(tmp_path: Path) ->
         wait_until(server.is_ready, 60, "the shard's return")
         assert other in server.shard_pids()
         assert victim not in server.shard_pids()
+        [(index, pid)] = said_ready_again(server, "shard")
+        assert int(pid) in server.shard_pids()
+        assert f"shard {index} ended pid={victim}" in server.output()
         for _ in range(8):
             assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
 
@@ -181,6 +190,10 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_aborted(tmp_path: Path
         going = len([reader for reader in readers if not reader.ended])
         wait_until(lambda: server.metric("egress_requests_running") == going, 20, "the aborts")
         wait_until(server.is_ready, 60, "readiness")
+        wait_until(lambda: said_ready_again(server, "worker"), 20, "the line that says so")
+        [(index, pid)] = said_ready_again(server, "worker")
+        assert int(pid) in {*server.children()["worker"]} - {*workers}
+        assert f"worker {index} ended pid={workers[0]}" in server.output()
         for _ in range(8):
             assert server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 3}})[0] == 200
 
@@ -294,6 +307,7 @@ def test_rings_too_large_for_shared_memory_are_refused_before_any_is_made(tmp_pa
         (["--corpus", "/no/such/file"], "/no/such/file"),
         (["--ring-bytes", "1000"], "1000"),
         (["--engine-option", "order=99"], "order"),
+        (["--skip-tokenizer-init"], "--skip-tokenizer-init needs --vocab-size"),
     ],
 )
 def test_a_bad_flag_ends_the_start_with_its_name(flags: list[str], part: str, tmp_path: Path) -> None:
