@@ -62,6 +62,13 @@ print(text, batch)
     assert run(code, tmp_path) == " ring ring ring None\n"
 
 
+def test_the_tokenizer_example_prints_what_its_comment_says(tmp_path: Path) -> None:
+    code = block("class Utf8")
+    said = re.search(r"# ('.*\n)$", code)
+    assert said is not None
+    assert run(code, tmp_path) == said[1]
+
+
 @pytest.mark.parametrize("command", ["make run", "make test"])
 def test_the_two_commands_are_targets(command: str) -> None:
     assert f"\n{command} " in README
