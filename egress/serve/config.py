@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         max_prompts: prompts in one request body.
         max_body: bytes of a request body; more is answered 413.
         ring_bytes: capacity of every ring, a power of two; shards * workers * 2 of them are made.
+        stall_s: seconds after which a client that takes nothing of what waits for it is cut off; 0 = never.
         sink_items, sink_tokens: what may wait for one slow client before its request is ended.
         backlog_bytes, backlog_frames: what a shard keeps for one worker that does not take its frames.
         turn_frames: frames a worker takes from one ring in one turn of its loop before handlers run.
@@ -74,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts: int = 256
     max_body: int = 4 << 20
     ring_bytes: int = 4 << 20
+    stall_s: float = 60.0
     sink_items: int = 64
     sink_tokens: int = 4096
     backlog_bytes: int = 8 << 20
@@ -148,6 +150,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_prompts", 1, 1 << 16),
     ("max_body", 1024, 1 << 30),
     ("ring_bytes", MIN_RING_BYTES, MAX_RING_BYTES),
+    ("stall_s", 0, 86_400),
     ("sink_items", 1, 1 << 20),
     ("sink_tokens", 1, 1 << 30),
     ("backlog_bytes", 1 << 16, 1 << 34),

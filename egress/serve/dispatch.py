@@ -123,14 +123,18 @@ class Call:
     Args:
         streams: one per generation, in the order asked.
         release: called exactly once, on leaving, with the rids still armed (often none).
+
+    Attributes:
+        cause: why leaving aborts what is armed, for logs and metrics; whoever knows better may set it.
     """
 
-    __slots__ = ("_armed", "_release", "streams")
+    __slots__ = ("_armed", "_release", "cause", "streams")
 
     def __init__(self, streams: Sequence[Stream], release: Callable[[list[str]], None]) -> None:
         self.streams = list(streams)
         self._armed = {stream.rid for stream in self.streams}
         self._release: Callable[[list[str]], None] | None = release
+        self.cause = "disconnect"
 
     def done(self, rid: str) -> None:
         """Disarm `rid`: its terminal item was seen, there is nothing left to abort."""

@@ -119,7 +119,8 @@ class Router:
             client_rid = generation.client_rid
             self.source.routes[rid] = _Live(rid, link.shard, sink, client_rid, len(generation.input_ids))
             streams.append(Stream(rid, rid if client_rid is None else client_rid, source))
-        return Call(streams, lambda armed: self._release(armed, "disconnect"))
+        call = Call(streams, lambda armed: self._release(armed, call.cause))
+        return call
 
     def abort(self, client_rid: str) -> int:
         """End every live request that carries `client_rid`, at any worker; how many of them live here."""

@@ -34,6 +34,7 @@ def test_the_defaults_are_in_range_and_fit_a_container_s_shared_memory():
         ("max_running", 0),
         ("max_context", 0),
         ("max_body", 0),
+        ("stall_s", -0.1),
         ("drain_s", -1),
         ("log_format", "xml"),
         ("instance", ""),

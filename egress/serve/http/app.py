@@ -24,6 +24,7 @@ from egress.serve.http.delivery import Failed
 from egress.serve.http.errors import Failure, HttpError, failure_of
 from egress.serve.http.exchange import ClientGone, Exchange, encode
 from egress.serve.http.service import Service
+from egress.serve.http.stalls import Stalls
 from egress.serve.metrics import WorkerMetrics
 
 __all__ = ["OPEN_PATHS", "create_app"]
@@ -68,7 +69,9 @@ def create_app(
     vocab_size = settings.vocab_size or (0 if tokenizer is None else tokenizer.vocab_size)
     if not vocab_size:
         raise ValueError("without a tokenizer settings.vocab_size must be set")
-    service = Service(dispatch, tokenizer, settings, vocab_size, metrics or WorkerMetrics(), int(time.time()))
+    metrics = metrics or WorkerMetrics()
+    stalls = Stalls(settings.stall_s)
+    service = Service(dispatch, tokenizer, settings, vocab_size, metrics, int(time.time()), stalls)
     return _App(service)
 
 
@@ -103,7 +106,7 @@ class _Gate:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._service.stalls)
         try:
             if self._key is not None and scope["path"] not in OPEN_PATHS:
                 self._check_key(exchange)
@@ -134,7 +137,7 @@ class _Endpoint:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._service.stalls)
         try:
             await self._handler(self._service, exchange)
         except ClientGone:

@@ -49,7 +49,7 @@ class Delivery:
         metrics: where latencies and endings are counted.
     """
 
-    __slots__ = ("_exchange", "_metrics", "_readers")
+    __slots__ = ("_call", "_exchange", "_metrics", "_readers")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Delivery:
         metrics: WorkerMetrics,
     ) -> None:
         self._exchange = exchange
+        self._call = call
         self._metrics = metrics
         self._readers = [
             Reader(call, stream, answer, generation.sampling.stream_interval, metrics)
@@ -73,7 +74,7 @@ class Delivery:
             Failed: the first generation that failed; the others' answers are of no use without it.
         """
         # All at once: a stream that nobody reads would fill its sink and be ended as too slow.
-        with self._metrics.calls_open.track_inprogress(), _first_cause():
+        with self._under_way():
             if len(self._readers) == 1:
                 await self._whole(self._readers[0])
             else:
@@ -97,7 +98,7 @@ class Delivery:
             Failed: one failed while nothing had been sent, so that its status can still be a real one.
         """
         try:
-            with self._metrics.calls_open.track_inprogress(), _first_cause():
+            with self._under_way():
                 await self._stream(tail)
         except (Failed, ClientGone):
             raise
@@ -112,6 +113,17 @@ class Delivery:
             if not self._exchange.started:
                 raise
             await self._exchange.end_events(self._readers[0].answer.fail(failure_of(error)))
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Count an open call, and say of one that ends badly whether its client was cut off."""
+        try:
+            with self._metrics.calls_open.track_inprogress(), _first_cause():
+                yield
+        except BaseException:
+            if self._exchange.is_cut:
+                self._call.cause = "stalled_client"
+            raise
 
     async def _stream(self, tail: Callable[[], bytes]) -> None:
         exchange = self._exchange

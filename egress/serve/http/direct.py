@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-__all__ = ["Direct", "Due", "Rounds", "has_left"]
+__all__ = ["Direct", "Due", "Rounds", "cycle_of", "has_left"]
 
 # The first line of a chunk, by the chunk's size: looked up in a third of the time it takes to make one.
 _SIZES = [b"%x\r\n" % size for size in range(4096)]
@@ -42,8 +42,8 @@ class Direct:
     def of(cls, send: Send) -> Direct | None:
         """For an answer that has begun and not ended; None where the server, or the answer, is another
         than this class knows, and everything has to go through `send`."""
-        cycle = getattr(send, "__self__", None)
-        if type(cycle) is not RequestResponseCycle:
+        cycle = cycle_of(send)
+        if cycle is None:
             return None
         is_open = cycle.response_started and not cycle.response_complete
         if not is_open or cycle.chunked_encoding is not True or cycle.scope["method"] == "HEAD":
@@ -67,14 +67,20 @@ class Direct:
         return True
 
 
+def cycle_of(send: Send) -> RequestResponseCycle | None:
+    """The exchange as uvicorn keeps it; None with another server."""
+    cycle = getattr(send, "__self__", None)
+    return cycle if type(cycle) is RequestResponseCycle else None
+
+
 def has_left(send: Send) -> bool:
     """Whether the connection is closed though its server did not tell this answer.
 
     uvicorn tells only the newest request of a connection; that is another one where more of them were sent
     without waiting for their answers. From now on it knows.
     """
-    cycle = getattr(send, "__self__", None)
-    if type(cycle) is not RequestResponseCycle or not cycle.transport.is_closing():
+    cycle = cycle_of(send)
+    if cycle is None or not cycle.transport.is_closing():
         return False
     cycle.disconnected = True
     return True

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from egress.serve.http import sse
 from egress.serve.http.direct import Direct, has_left
 from egress.serve.http.errors import HttpError
+from egress.serve.http.stalls import Stalls
 
 __all__ = ["ClientGone", "Exchange", "encode"]
 
@@ -35,18 +36,25 @@ class Exchange:
 
     Args:
         scope, receive, send: as ASGI hands them over.
+        stalls: told where the client's socket takes no more.
 
     Attributes:
         status: the status that was answered; 0 before.
     """
 
-    __slots__ = ("_receive", "_send", "scope", "status")
+    __slots__ = ("_receive", "_send", "_stalls", "scope", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, stalls: Stalls) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
+        self._stalls = stalls
         self.status = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection was reset because its client does not read."""
+        return self._stalls.has_cut(self._send)
 
     @property
     def started(self) -> bool:
@@ -100,18 +108,20 @@ class Exchange:
         fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
         start = {"type": "http.response.start", "status": status, "headers": fields}
         await self._put(start, {"type": "http.response.body", "body": body})
+        self._stalls.after(self._send)
 
     async def send_events(self, data: bytes) -> None:
         """Send framed events; the first call commits to status 200.
 
         Waits while the client's socket takes no more: what is produced meanwhile waits in the request's sink,
-        whose bound ends the request.
+        whose bound ends the request; and `Stalls` ends the wait.
         """
         await self._put_events({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_events(self, data: bytes) -> None:
         """Send the last framed events and end the answer."""
         await self._put_events({"type": "http.response.body", "body": data})
+        self._stalls.after(self._send)
 
     async def _put_events(self, message: Message) -> None:
         if self.status:
@@ -123,6 +133,7 @@ class Exchange:
     async def _put(self, *messages: Message) -> None:
         try:
             for message in messages:
+                self._stalls.before(self._send)
                 await self._send(message)
         except RuntimeError:
             if has_left(self._send):

@@ -13,6 +13,7 @@ from egress.request.sampling import SamplingParams
 from egress.serve.config import Settings
 from egress.serve.dispatch import Dispatch
 from egress.serve.http.bodies import check_range
+from egress.serve.http.stalls import Stalls
 from egress.serve.metrics import WorkerMetrics
 
 __all__ = ["Service", "decode_ids"]
@@ -34,6 +35,7 @@ class Service(msgspec.Struct, frozen=True):
         vocab_size: ids are below it.
         metrics: this worker's.
         started: Unix time of this worker's start, in seconds.
+        stalls: where exchanges tell of sockets that take no more.
     """
 
     dispatch: Dispatch
@@ -42,6 +44,7 @@ class Service(msgspec.Struct, frozen=True):
     vocab_size: int
     metrics: WorkerMetrics
     started: int
+    stalls: Stalls
 
     async def encode(self, name: str, text: str) -> list[int]:
         """Turn a prompt into ids, off the event loop where it is long.
