@@ -205,7 +205,7 @@ struct Frame {
 /* Most frames are small and die young, so the memory of some is kept for the next: making and dropping one takes
    5 ns less. A spare one keeps its reference to the type; `bytes` leads to the one below it. */
 enum { SPARE_COPY = 128 };
-#if defined Py_GIL_DISABLED || defined __SANITIZE_ADDRESS__
+#if defined Py_GIL_DISABLED || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 enum { SPARES = 0 };
 #else
 enum { SPARES = 128 };
@@ -231,6 +231,9 @@ static inline Frame *frame_new(size_t copied) {
     f->leased = f->exporting = false;
     return f;
 }
+
+/* Take the next frame of what is published, and move the cursor on; FULL when there is none. */
+outcome reader_next(Reader *r, PyObject **taken);
 
 /* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */
 bool reader_drop(Reader *r, Frame *f);

@@ -2,9 +2,6 @@
 
 #include "_cops.h"
 
-Frame *spare_frames;
-int spares;
-
 /* It is released, or it dies: it gives its bytes back. */
 static bool frame_end(Frame *f) {
     f->bytes = NULL;

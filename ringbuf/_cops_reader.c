@@ -6,6 +6,9 @@
    costs less than to grow one. */
 enum { AT_ONCE = 64 };
 
+Frame *spare_frames;
+int spares;
+
 /* Move the cursor to where it belongs, and wake a producer that waits for that. */
 static bool reader_release(Reader *r) {
     uint64_t cursor = r->oldest ? r->oldest->position : r->position;
@@ -188,6 +191,15 @@ static outcome reader_take(Reader *r, bool others, PyObject **taken) {
     r->position += next.step;
     *taken = (PyObject *)f;
     return DONE;
+}
+
+outcome reader_next(Reader *r, PyObject **taken) {
+    outcome result = reader_take(r, true, taken);
+    if (result == DONE && !reader_release(r)) {
+        Py_CLEAR(*taken);
+        return FAILED;
+    }
+    return result;
 }
 
 /* METH_FASTCALL, although it takes nothing: the interpreter specializes such calls, and not METH_NOARGS. */

@@ -76,18 +76,20 @@ static inline bool reader_must_look(const Reader *r) {
            load(r->peer + P_ENDED);
 }
 
-/* doze(wake, slot, generation, membarrier, bell, lifeline, timeout) -> how it ended, as Sleeper.nap says it, or
-   LOOK: there was something to see before it could begin. The flag is down again, and what rang is left in the
-   FIFO: who was woken has better things to do than to empty it. */
+/* doze(wake, slot, generation, membarrier, bell, lifeline, timeout, takes) -> how it ended, as Sleeper.nap says
+   it, or LOOK: there was something to see before it could begin. Who takes gets, instead of RUNG, the frame that
+   it was rung for. The flag is down again, and what rang is left in the FIFO: who was woken has better things to
+   do than to empty it. */
 PyObject *reader_doze(PyObject *self, PyObject *args) {
     enum { TIME = 0, RUNG = 1, CUT = 2, LOOK = 3 };
     Reader *r = (Reader *)self;
     Py_buffer page;
     Py_ssize_t slot;
     unsigned char generation;
-    int expedited, timeout, ended = LOOK;
+    int expedited, timeout, takes, ended = LOOK;
     struct pollfd fds[2] = {{.events = POLLIN}, {.events = 0}};
-    if (!PyArg_ParseTuple(args, "w*nbpiii", &page, &slot, &generation, &expedited, &fds[0].fd, &fds[1].fd, &timeout))
+    if (!PyArg_ParseTuple(args, "w*nbpiiip", &page, &slot, &generation, &expedited, &fds[0].fd, &fds[1].fd,
+                          &timeout, &takes))
         return NULL;
     if (slot < 0 || slot >= page.len) {
         PyErr_Format(PyExc_ValueError, "slot %zd has no flag: there are %zd", slot, page.len);
@@ -115,5 +117,11 @@ PyObject *reader_doze(PyObject *self, PyObject *args) {
     if (!r->shut)
         atomic_store_explicit(flag, 0, memory_order_relaxed);
     PyBuffer_Release(&page);
+    if (ended == RUNG && takes) {
+        PyObject *frame = NULL;
+        outcome result = reader_next(r, &frame);
+        if (result != FULL)
+            return frame;
+    }
     return ended < 0 ? NULL : PyLong_FromLong(ended);
 }

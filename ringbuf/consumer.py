@@ -19,7 +19,7 @@ from ringbuf.frame import Frame
 from ringbuf.handle import Handle
 from ringbuf.layout import FRAME_HEADER
 from ringbuf.seat import Seat
-from ringbuf.wait import Deadline
+from ringbuf.wait import AWAKE, Deadline
 from ringbuf.watch import Watch
 
 __all__ = ["Consumer"]
@@ -123,10 +123,14 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         if frame is not None:
             return frame
         deadline = Deadline(timeout)
-        while self._watch.wait(deadline):
+        woken = self._watch.first_sleep(deadline, takes=True)
+        if not isinstance(woken, int):
+            return woken
+        while self._watch.wait(deadline, woken):
             frame = self.try_read()
             if frame is not None:
                 return frame
+            woken = AWAKE
         raise TimeoutError(f"no frame in ring {self.name!r} within {timeout} s")
 
     def read_many(self, max_frames: int = 1024, timeout: float | None = 0.0) -> list[Frame]:
@@ -151,10 +155,13 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
             self._watch.raise_if_dead()
             return frames
         deadline = Deadline(timeout)
-        while self._watch.wait(deadline):
+        woken = self._watch.first_sleep(deadline, takes=False)
+        assert isinstance(woken, int)
+        while self._watch.wait(deadline, woken):
             frames = self._read_many(max_frames)
             if frames:
                 break
+            woken = AWAKE
         return frames
 
     def fileno(self) -> int:

@@ -36,9 +36,11 @@ from typing import TypeAlias
 from ringbuf._ops import fence
 from ringbuf.doorbell import OwnBell
 from ringbuf.errors import RingError
+from ringbuf.frame import Frame
 from ringbuf.layout import BARRIER_SLEEPER, BARRIER_WAKER
 
 __all__ = [
+    "AWAKE",
     "CUT",
     "LOOK",
     "RUNG",
@@ -53,8 +55,9 @@ __all__ = [
     "usable_cores",
 ]
 
-# What ended a sleep: only time, a bell, or (with or without a bell) a lifeline. LOOK: it did not begin.
-TIME, RUNG, CUT, LOOK = range(4)
+# What ended a sleep: only time, a bell, or (with or without a bell) a lifeline. LOOK: it did not begin, for
+# there was something to see; AWAKE: nobody tried.
+TIME, RUNG, CUT, LOOK, AWAKE = range(5)
 
 # Bounded re-check: what no descriptor shows (a lock that ends before its process does, a doorbell that was
 # removed) is looked at after two seconds of sleep, then less and less often. A bare poll that wakes up once a
@@ -63,7 +66,7 @@ RECHECK_FIRST_S = 2.0
 RECHECK_LAST_S = 8.0
 
 # (flags, index, generation, by membarrier, own FIFO, lifeline, milliseconds) -> what ended it.
-Doze: TypeAlias = Callable[[memoryview, int, int, bool, int, int, int], int]
+Doze: TypeAlias = Callable[[memoryview, int, int, bool, int, int, int, bool], int | Frame]
 
 # --------------------------------------------------------------------------------------------- membarrier(2)
 
@@ -227,13 +230,15 @@ class Sleeper:
         self._flags[self._index] = self._generation
         self._barrier()
 
-    def doze(self, doze: Doze, lifeline: int, seconds: float) -> int:
+    def doze(self, doze: Doze, lifeline: int, seconds: float, takes: bool) -> int | Frame:
         """Arm, look, nap once and disarm, all in a body's own `doze`; as `nap`, or LOOK.
 
         Args:
             doze: of the C body's reader.
             lifeline: the producer's FIFO.
             seconds: how long at most.
+            takes: if a bell brought a frame, it is read at once, and returned instead of RUNG: every line of
+                Python behind a sleep runs cold.
         """
         if self._is_rung:
             # Put off until now: who was woken has better things to do.
@@ -246,8 +251,9 @@ class Sleeper:
             self.fifo.fileno(),
             lifeline,
             math.ceil(min(seconds, RECHECK_FIRST_S) * 1000),
+            takes,
         )
-        self._is_rung = ended in (RUNG, CUT)
+        self._is_rung = ended not in (TIME, LOOK)
         return ended
 
     def disarm(self) -> None:

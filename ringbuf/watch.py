@@ -16,6 +16,7 @@ from ringbuf._hooks import step
 from ringbuf._ops import fence as keep_order
 from ringbuf.doorbell import PRODUCER, ReadySet
 from ringbuf.errors import PeerDead, RingClosed
+from ringbuf.frame import Frame
 from ringbuf.layout import (
     C_SPURIOUS,
     C_WAKEUPS,
@@ -26,7 +27,7 @@ from ringbuf.layout import (
     P_STATE,
 )
 from ringbuf.tenure import Tenure
-from ringbuf.wait import CUT, LOOK, RUNG, TIME, Deadline, Doze, Sleeper, spin_seconds
+from ringbuf.wait import AWAKE, CUT, LOOK, RUNG, TIME, Deadline, Doze, Sleeper, spin_seconds
 
 __all__ = ["Watch"]
 
@@ -97,7 +98,9 @@ class Watch:
 
     def _rearm(self, ready: ReadySet) -> bool:
         """Make the descriptor unreadable until something happens; True if it already has."""
-        self.sleeper.drain()
+        if self.sleeper.drain():
+            # The loop slept, or may have: whoever rang meant it to wake up.
+            layout.add(self._own, C_WAKEUPS, 1)
         self.sleeper.arm()
         bell = self.tenure.bell(PRODUCER)
         incarnation = self._peer[P_INCARNATION]
@@ -124,27 +127,39 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------- the wait
 
-    def wait(self, deadline: Deadline) -> bool:
-        """Wait for a frame; False when none came before the deadline.
+    def first_sleep(self, deadline: Deadline, takes: bool) -> int | Frame:
+        """Begin a wait in the body, where it can.
 
-        Raises:
-            RingClosed, PeerDead.
+        Args:
+            takes: return the frame that ended the sleep, if one did.
+
+        Returns:
+            As Sleeper.doze; AWAKE where that is not to be had. `wait` goes on from there.
         """
         if self._spin_s:
             spin_until = time.monotonic() + min(self._spin_s, deadline.remaining())
             while time.monotonic() < spin_until:
                 if self.refresh():
-                    return True
+                    return LOOK
+        if self.doze is not None and (lifeline := self._easy_lifeline()) >= 0:
+            return self.sleeper.doze(self.doze, lifeline, deadline.remaining(), takes)
+        return AWAKE
+
+    def wait(self, deadline: Deadline, woken: int) -> bool:
+        """Wait for a frame; False when none came before the deadline.
+
+        Args:
+            woken: how `first_sleep` ended.
+
+        Raises:
+            RingClosed, PeerDead.
+        """
+        if woken in (RUNG, LOOK) and self.refresh():
+            return True
         sleeper = self.sleeper
-        woken = TIME
         # Whether the producer may be dead. While nothing says so it is not asked for, which costs system
         # calls: the lifeline is polled with the doorbell, and what it does not show is found out in time.
-        doubt = False
-        if self.doze is not None and (lifeline := self._easy_lifeline()) >= 0:
-            woken = sleeper.doze(self.doze, lifeline, deadline.remaining())
-            if woken in (RUNG, LOOK) and self.refresh():
-                return True
-            doubt = woken in (TIME, CUT)
+        doubt = woken in (TIME, CUT)
         try:
             sleeper.arm()
             while True:

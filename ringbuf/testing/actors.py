@@ -15,7 +15,7 @@ from ringbuf.room import Room
 from ringbuf.seat import Seat
 from ringbuf.sender import Sender
 from ringbuf.testing.memory import Scenario, Step, cell_name
-from ringbuf.wait import RUNG, TIME, Deadline, Sleeper
+from ringbuf.wait import AWAKE, RUNG, TIME, Deadline, Sleeper
 from ringbuf.watch import Watch
 
 __all__ = ["Actor", "consumer_program", "patched", "producer_program"]
@@ -382,7 +382,7 @@ def consumer_program(scenario: Scenario, slot: int) -> Callable[[Actor], tuple[i
                 actor.mark(sleeper._generation, *sleeper.state())
                 frame = reader.try_read()
                 if frame is None:
-                    looking.wait(Deadline(None))
+                    looking.wait(Deadline(None), AWAKE)
                     continue
                 if received:
                     assert frame.seq == received[-1] + 1, f"frame {frame.seq} after {received}"

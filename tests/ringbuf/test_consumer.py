@@ -356,6 +356,22 @@ def test_many_waiting_consumers_share_one_timer(name: str) -> None:
             consumer.close()
 
 
+def test_wake_ups_of_an_event_loop_are_counted(producer: ringbuf.Producer) -> None:
+    with ringbuf.attach(producer.name) as consumer:
+
+        async def main() -> None:
+            for number in range(5):
+                task = asyncio.ensure_future(anext(consumer))
+                await asyncio.sleep(0.01)
+                producer.write(1, bytes([number]))
+                assert (await task).payload == bytes([number])
+
+        asyncio.run(main())
+        assert consumer.try_read() is None
+        # The first look of all finds the descriptor readable, as it must be.
+        assert 5 <= ringbuf.inspect(producer.name).consumers[0].wakeups <= 6
+
+
 def test_a_read_only_process_may_not_attach(producer: ringbuf.Producer) -> None:
     assert os.stat(f"/dev/shm/ringbuf.{producer.name}").st_mode & 0o777 == 0o600
 
