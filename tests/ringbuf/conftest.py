@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +37,8 @@ def name() -> Iterator[str]:
     yield name
     gc.collect()
     for file in files_of(name):
-        os.unlink(f"/dev/shm/{file}")
+        # A thread of the test may be taking it away at this very moment.
+        Path("/dev/shm", file).unlink(missing_ok=True)
 
 
 @pytest.fixture
