@@ -18,6 +18,8 @@ from egress.errors import ValidationError
 
 __all__ = [
     "Reader",
+    "check_unicode",
+    "field_of",
     "load_json",
     "named",
     "read_bias",
@@ -69,8 +71,22 @@ def named(key: Any) -> str:
     return text[:SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
+def field_of(place: str) -> str:
+    """The field that a place like `stop[1]` or `logit_bias.7` is in."""
+    return place.partition(".")[0].partition("[")[0]
+
+
+def check_unicode(name: str, value: str) -> None:
+    """Refuse text that UTF-8 cannot carry."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        got = f"{shown(value)} with a lone surrogate at character {error.start}"
+        raise ValidationError(f"{name} must be valid Unicode, got {got}", field_of(name)) from None
+
+
 def _wrong(name: str, wanted: str, value: Any) -> ValidationError:
-    return ValidationError(f"{name} must be {wanted}, got {shown(value)}", name.partition(".")[0])
+    return ValidationError(f"{name} must be {wanted}, got {shown(value)}", field_of(name))
 
 
 def read_int(name: str, value: Any) -> int:
@@ -106,13 +122,7 @@ def read_str(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _wrong(name, "a string", value)
     if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValidationError(
-                f"{name} must be valid Unicode, got a lone surrogate at character {error.start}",
-                name.partition(".")[0],
-            ) from None
+        check_unicode(name, value)
     return value
 
 
@@ -129,9 +139,9 @@ def read_str_list(name: str, value: Any) -> list[str]:
     """An array of strings."""
     if not isinstance(value, ARRAY):
         raise _wrong(name, "an array of strings", value)
-    for item in value:
+    for index, item in enumerate(value):
         if type(item) is not str or not item.isascii():
-            read_str(name, item)
+            read_str(f"{name}[{index}]", item)
     return list(value)
 
 
@@ -139,7 +149,10 @@ def read_int_list(name: str, value: Any) -> list[int]:
     """An array of integers."""
     if not isinstance(value, ARRAY):
         raise _wrong(name, "an array of integers", value)
-    return [read_int(name, item) for item in value]
+    try:
+        return [read_int(name, item) for item in value]
+    except ValidationError:
+        return [read_int(f"{name}[{index}]", item) for index, item in enumerate(value)]
 
 
 def read_bias(name: str, value: Any) -> dict[str, float]:
@@ -169,7 +182,9 @@ def read_custom(name: str, value: Any) -> dict[str, Any]:
     for key, item in value.items():
         inner = f"{name}.{named(key)}"
         if isinstance(item, ARRAY):
-            read[read_str(name, key)] = [_read_scalar(inner, scalar) for scalar in item]
+            read[read_str(name, key)] = [
+                _read_scalar(f"{inner}[{i}]", scalar) for i, scalar in enumerate(item)
+            ]
         elif isinstance(item, dict):
             read[read_str(name, key)] = {
                 read_str(inner, k): _read_scalar(f"{inner}.{named(k)}", scalar) for k, scalar in item.items()

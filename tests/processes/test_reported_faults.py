@@ -116,8 +116,7 @@ def test_r082_r083_r084_a_bad_stop_regex_is_a_400_and_harms_nobody(server: Serve
         body["sampling_params"]["stop_regex"] = pattern
         status, told = server.post("/generate", body)
         assert status == 400, told
-        # A lone surrogate is no JSON text: then there is no field to name.
-        assert pattern == "\ud800" or "stop_regex" in told["error"]["message"]
+        assert "stop_regex" in told["error"]["message"]
         raw = b""
         while b"[DONE]" not in raw:
             part = other.recv(1 << 16)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 
 from egress.errors import ValidationError
 from egress.serve.config import MAX_RID_BYTES
+from egress.serve.http.faults import cut, shown, unreadable, wrong_type
 
-__all__ = ["Body", "check_range", "check_rid", "new_rid", "read_body", "spread", "words"]
-
-# Errors quote what they got, but never more of it than a line holds.
-_SHOWN = 64
+__all__ = ["Body", "Ids", "check_range", "check_rid", "decode_ids", "new_rid", "read_body", "spread", "words"]
 
 _KEY = re.compile(rb'[ \t\r\n]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _COMMA = re.compile(rb"[ \t\r\n]*,")
+_IDS = msgspec.json.Decoder(list[int])
+_BATCH = msgspec.json.Decoder(list[list[int]])
+Ids: TypeAlias = list[int] | list[list[int]]
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -82,9 +83,9 @@ def read_body(kind: type[T], data: bytes) -> T:
             values[name] = raw if decoder is None else _decoded(decoder, name, text)
         elif name in kind.unsupported:
             if text not in kind.allowed.get(name, ()):
-                raise ValidationError(f"{name} is not supported by this server, got {_shown(text)}", name)
+                raise ValidationError(f"{name} is not supported by this server, got {shown(text)}", name)
         elif name not in kind.ignored:
-            raise ValidationError(f"{_cut(name)!r} is no field of this request", _cut(name))
+            raise ValidationError(f"{cut(name)!r} is no field of this request", cut(name))
     try:
         return kind(**values)
     except TypeError:
@@ -102,7 +103,7 @@ def _members(data: bytes) -> dict[str, msgspec.Raw]:
     except RecursionError:
         raise ValidationError("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValidationError(f"the body must be a JSON object: {error}") from None
+        raise unreadable(data, error) from None
     # The parser keeps the last of two equal keys. Walking the members in order finds that out: with no key
     # repeated, the body is exactly these keys and values, one after the other.
     place = data.index(b"{") + 1
@@ -110,12 +111,12 @@ def _members(data: bytes) -> dict[str, msgspec.Raw]:
         key = _KEY.match(data, place)
         text = bytes(raw)
         if key is None or not data.startswith(text, key.end()):
-            raise ValidationError(f"{_cut(name)} is given more than once", _cut(name))
+            raise ValidationError(f"{cut(name)} is given more than once", cut(name))
         place = key.end() + len(text)
         if comma := _COMMA.match(data, place):
             place = comma.end()
     if (extra := _KEY.match(data, place)) is not None:
-        name = _cut(extra[1].decode(errors="replace"))
+        name = cut(extra[1].decode(errors="replace"))
         raise ValidationError(f"{name} is given more than once", name)
     return members
 
@@ -125,18 +126,26 @@ def _decoded(decoder: msgspec.json.Decoder[Any], name: str, text: bytes) -> Any:
         return decoder.decode(text)
     except RecursionError:
         raise ValidationError(f"{name} is nested too deeply", name) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        said = str(error)
-        raise ValidationError(f"{name}: {said[:1].lower()}{said[1:]}, got {_shown(text)}", name) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise wrong_type(name, decoder.type, text) from None
 
 
-def _shown(text: bytes) -> str:
-    shown = text[: _SHOWN + 1].decode(errors="replace")
-    return shown if len(text) <= _SHOWN else f"{shown[:_SHOWN]}..."
+def decode_ids(name: str, raw: msgspec.Raw, kind: Any = Ids) -> tuple[list[list[int]], bool]:
+    """Read one prompt's ids, or a batch of them; whether it was a batch.
 
+    Args:
+        name, raw: the field.
+        kind: all that it may be, where that is more than ids; for the message.
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    Raises:
+        ValidationError: neither.
+    """
+    text = bytes(raw)
+    is_batch = text[1:].lstrip()[:1] == b"["
+    try:
+        return (_BATCH.decode(text), True) if is_batch else ([_IDS.decode(text)], False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise wrong_type(name, kind, text) from None
 
 
 def check_range(name: str, value: int | float, low: int, high: int) -> None:
@@ -146,8 +155,8 @@ def check_range(name: str, value: int | float, low: int, high: int) -> None:
         ValidationError: names the field, the range and the value.
     """
     if not low <= value <= high:
-        shown = value if -(1 << 64) < value < 1 << 64 else "a number of more than 64 bits"
-        raise ValidationError(f"{name} must be in [{low}, {high}], got {shown}", name)
+        got = value if -(1 << 64) < value < 1 << 64 else "a number of more than 64 bits"
+        raise ValidationError(f"{name} must be in [{low}, {high}], got {got}", name)
 
 
 def check_rid(rid: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from egress.errors import ValidationError
 from egress.serve.dispatch import Generation
-from egress.serve.http.bodies import check_range, read_body
+from egress.serve.http.bodies import Ids, check_range, decode_ids, read_body
 from egress.serve.http.choice import TextChoice
 from egress.serve.http.exchange import Exchange, encode
+from egress.serve.http.faults import wrong_type
 from egress.serve.http.native import ragged, tuples
 from egress.serve.http.openai import (
     MAX_TOP_LOGPROBS,
@@ -21,13 +21,15 @@ from egress.serve.http.openai import (
     expand,
     sampling_of,
 )
-from egress.serve.http.service import Service, decode_ids
+from egress.serve.http.service import Service
 from egress.wire.event import ChunkExtras
 
 __all__ = ["CompletionBody", "completions"]
 
 # OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16
+
+_PROMPT: Any = str | list[str] | Ids
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
@@ -88,13 +90,13 @@ async def _prompts(service: Service, body: CompletionBody) -> tuple[list[list[in
     """The prompts as ids, and, for `echo`, as text."""
     raw = bytes(body.prompt)
     if raw[:1] == b'"':
-        text = msgspec.json.decode(raw, type=str)
+        text = _read(raw, str)
         return [await service.encode("prompt", text)], [text]
     if raw[:1] == b"[" and raw[1:].lstrip()[:1] == b'"':
-        texts = _texts(raw)
+        texts = _read(raw, list[str])
         check_range("prompts in prompt", len(texts), 1, service.settings.max_prompts)
         return [await service.encode(f"prompt[{i}]", text) for i, text in enumerate(texts)], texts
-    prompts, is_batch = decode_ids("prompt", body.prompt)
+    prompts, is_batch = decode_ids("prompt", body.prompt, _PROMPT)
     check_range("prompts in prompt", len(prompts), 1, service.settings.max_prompts)
     for place, ids in enumerate(prompts):
         name = f"prompt[{place}]" if is_batch else "prompt"
@@ -104,13 +106,11 @@ async def _prompts(service: Service, body: CompletionBody) -> tuple[list[list[in
     return prompts, texts
 
 
-def _texts(raw: bytes) -> list[str]:
+def _read(raw: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(raw, type=list[str])
-    except msgspec.DecodeError as error:
-        raise ValidationError(
-            f"prompt must be text, ids, or an array of one of them: {error}", "prompt"
-        ) from None
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise wrong_type("prompt", _PROMPT, raw) from None
 
 
 class _Completion(TextChoice):

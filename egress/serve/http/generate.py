@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from egress.errors import ValidationError
 from egress.request.sampling import SamplingParams
+from egress.request.values import shown
 from egress.serve.dispatch import Generation
-from egress.serve.http.bodies import Body, check_range, check_rid, new_rid, read_body, spread, words
+from egress.serve.http.bodies import (
+    Body,
+    check_range,
+    check_rid,
+    decode_ids,
+    new_rid,
+    read_body,
+    spread,
+    words,
+)
 from egress.serve.http.delivery import Delivery
 from egress.serve.http.exchange import Exchange
 from egress.serve.http.native import NativeAnswer
-from egress.serve.http.service import Service, decode_ids
+from egress.serve.http.service import Service
 
 __all__ = ["GenerateBody", "generate"]
 
@@ -87,7 +98,8 @@ async def generate(service: Service, exchange: Exchange) -> None:
 
 async def _prompts(service: Service, body: GenerateBody) -> tuple[list[list[int]], bool]:
     if (body.text is None) == (body.input_ids is None):
-        raise ValidationError("exactly one of text and input_ids must be given", "text")
+        got = "neither" if body.text is None else "both"
+        raise ValidationError(f"exactly one of text and input_ids must be given, got {got}", "text")
     if body.input_ids is not None:
         prompts, is_batch = decode_ids("input_ids", body.input_ids)
         check_range("prompts in input_ids", len(prompts), 1, service.settings.max_prompts)
@@ -119,14 +131,17 @@ def _generations(
     generations = []
     for place, ids in enumerate(prompts):
         wants_logprob, start, top, wants_hidden = (column[place] for column in columns)
-        check_range("logprob_start_len", start, -1, len(ids))
-        check_range("top_logprobs_num", top, 0, min(MAX_LOGPROB_IDS, service.vocab_size))
-        if not wants_logprob and (top or start >= 0 or token_ids[place] is not None):
-            name = "top_logprobs_num" if top else "logprob_start_len" if start >= 0 else "token_ids_logprob"
-            raise ValidationError(f"{name} needs return_logprob to be true", name)
         params = sampling[place]
-        limit_is_given = params.max_new_tokens != 128 or _gives_limit(body.sampling_params, place)
-        service.fit(params, len(ids), "max_new_tokens", limit_is_given)
+        with _telling_which("prompt {}", place, is_batch):
+            check_range("logprob_start_len", start, -1, len(ids))
+            check_range("top_logprobs_num", top, 0, min(MAX_LOGPROB_IDS, service.vocab_size))
+            if not wants_logprob and (top or start >= 0 or token_ids[place] is not None):
+                name = (
+                    "top_logprobs_num" if top else "logprob_start_len" if start >= 0 else "token_ids_logprob"
+                )
+                raise ValidationError(f"{name} needs return_logprob to be true", name)
+            limit_is_given = params.max_new_tokens != 128 or _gives_limit(body.sampling_params, place)
+            service.fit(params, len(ids), "max_new_tokens", limit_is_given)
         generations.append(
             Generation(
                 input_ids=ids,
@@ -147,16 +162,31 @@ def _sampling(service: Service, raw: msgspec.Raw, count: int, is_batch: bool) ->
     parsed = SamplingParams.parse_many(raw)
     is_list = bytes(raw).startswith(b"[")
     if is_list and not is_batch:
-        raise ValidationError("sampling_params must be an object for a single prompt", "sampling_params")
+        raise ValidationError(
+            f"sampling_params must be an object for a single prompt, got an array of {len(parsed)}",
+            "sampling_params",
+        )
     if is_list and len(parsed) != count:
         raise ValidationError(
             f"sampling_params must have one object per prompt ({count}), got {len(parsed)}", "sampling_params"
         )
-    for params in parsed:
-        params.normalize(service.tokenizer is None)
-        params.verify(service.vocab_size)
+    for place, params in enumerate(parsed):
+        with _telling_which("sampling_params[{}]", place, is_list):
+            params.normalize(service.tokenizer is None)
+            params.verify(service.vocab_size)
     # Each prompt's own, for its limit depends on the prompt's length.
     return parsed if is_list else [copy.copy(parsed[0]) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def _telling_which(form: str, place: int, is_one_of_many: bool) -> Iterator[None]:
+    """Let a refusal say which of many it is about."""
+    try:
+        yield
+    except ValidationError as error:
+        if not is_one_of_many:
+            raise
+        raise ValidationError(f"{form.format(place)}: {error.message}", error.field) from None
 
 
 def _gives_limit(raw: msgspec.Raw, place: int) -> bool:
@@ -171,11 +201,16 @@ def _rids(rid: str | list[str] | None, count: int, is_batch: bool) -> Sequence[s
     if isinstance(rid, str) and is_batch and count > 1:
         raise ValidationError(f"rid must have one value per prompt ({count}), got one", "rid")
     rids = spread("rid", rid, count, is_batch)
-    for own in rids:
-        check_rid(own)
+    for place, own in enumerate(rids):
+        with _telling_which("prompt {}", place, is_batch):
+            check_rid(own)
     if len(set(rids)) != count:
-        twice = next(own for own in rids if rids.count(own) > 1)
-        raise ValidationError(f"rid must be different for each prompt, got {twice!r} twice", "rid")
+        second = next(place for place, own in enumerate(rids) if own in rids[:place])
+        raise ValidationError(
+            f"rid must be different for each prompt, got {shown(rids[second])} for prompts "
+            f"{rids.index(rids[second])} and {second}",
+            "rid",
+        )
     return rids
 
 
@@ -185,7 +220,8 @@ def _token_ids_logprob(
     if raw is None:
         return [None] * count
     lists, is_list = decode_ids("token_ids_logprob", raw)
-    for ids in lists:
-        check_range("the number of token_ids_logprob", len(ids), 1, MAX_LOGPROB_IDS)
-        service.check_ids("token_ids_logprob", ids)
+    for place, ids in enumerate(lists):
+        name = f"token_ids_logprob[{place}]" if is_list else "token_ids_logprob"
+        check_range(f"the number of {name}", len(ids), 1, MAX_LOGPROB_IDS)
+        service.check_ids(name, ids)
     return spread("token_ids_logprob", lists, count, is_batch) if is_list else lists * count

@@ -16,13 +16,10 @@ from egress.serve.http.bodies import check_range
 from egress.serve.http.stalls import Stalls
 from egress.serve.metrics import WorkerMetrics
 
-__all__ = ["Service", "decode_ids"]
+__all__ = ["Service"]
 
 # Encoding runs at a few MB/s: up to here it is done before a thread would have started (about 50 us).
 _INLINE_CHARS = 512
-
-_IDS = msgspec.json.Decoder(list[int])
-_BATCH = msgspec.json.Decoder(list[list[int]])
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -112,19 +109,3 @@ class Service(msgspec.Struct, frozen=True):
                 "min_new_tokens",
             )
         sampling.max_new_tokens = room
-
-
-def decode_ids(name: str, raw: msgspec.Raw) -> tuple[list[list[int]], bool]:
-    """Read one prompt's ids, or a batch of them; whether it was a batch.
-
-    Raises:
-        ValidationError: neither.
-    """
-    text = bytes(raw)
-    is_batch = text[1:].lstrip()[:1] == b"["
-    try:
-        return (_BATCH.decode(text), True) if is_batch else ([_IDS.decode(text)], False)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValidationError(
-            f"{name} must be an array of ids, or an array of those: {error}", name
-        ) from None
