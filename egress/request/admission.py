@@ -33,6 +33,7 @@ from egress.request.admission_tree import UNBOUNDED, Nodes, groups_of, is_anchor
 from egress.request.admission_trim import trim
 from egress.request.admission_walk import MAX_TAIL, walk
 from egress.request.cache import CacheInfo, SegmentedCache
+from egress.request.values import quoted
 
 __all__ = [
     "CACHE_ENTRIES",
@@ -152,8 +153,8 @@ def _admit(pattern: str) -> int:
     if n_bytes > MAX_PATTERN_BYTES:
         _refuse(f"stop_regex pattern is {n_bytes} bytes, over the {MAX_PATTERN_BYTES}-byte limit")
     if not pattern.isascii() and any("\ud800" <= char <= "\udfff" for char in pattern):
-        _refuse(f"stop_regex {pattern!a} is invalid: it holds a lone surrogate")
-    shown = repr(pattern)
+        _refuse(f"stop_regex {quoted(pattern)} is invalid: it holds a lone surrogate")
+    shown = quoted(pattern)
     try:
         nodes, flags = parse(pattern)
         groups = groups_of(nodes, flags)
@@ -172,7 +173,7 @@ def _admit(pattern: str) -> int:
             f"stop_regex {shown} is refused: it can match only the empty text, which never stops a generation"
         )
     try:
-        _refuse_if_dear(nodes, flags, groups, shown)
+        _refuse_if_dear(pattern, nodes, flags, groups)
     except RecursionError:
         _refuse(f"stop_regex {shown} is refused: it is nested too deeply")
     return max_len
@@ -210,7 +211,7 @@ def _weigh(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]]) -> in
     return cost
 
 
-def _refuse_if_dear(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]], shown: str) -> None:
+def _refuse_if_dear(pattern: str, nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int]]) -> None:
     reason = ""
     try:
         if _weigh(nodes, flags, groups) <= _LIMIT_COST:
@@ -219,4 +220,5 @@ def _refuse_if_dear(nodes: Nodes, flags: int, groups: dict[int, tuple[Nodes, int
         pass
     except OverBudget:
         reason = f"it cannot be weighed within {_BUDGET} steps; "
-    _refuse(f"stop_regex {shown} is refused: {reason}{blame(nodes, flags, groups, _LIMIT_COST)}")
+    reason += blame(pattern, nodes, flags, groups, _LIMIT_COST)
+    _refuse(f"stop_regex {quoted(pattern)} is refused: {reason}")

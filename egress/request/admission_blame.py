@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 
 from egress.request.admission_automaton import PLAIN, Automaton, Meter, OverBudget, TooManyWays
-from egress.request.admission_tree import REPEATS, Nodes, is_anchored, op, parts_of, spell
+from egress.request.admission_quote import quote
+from egress.request.admission_tree import REPEATS, Nodes, is_anchored, op, parts_of
 from egress.request.admission_walk import MAX_TAIL, Walk, walk
+from egress.request.values import quoted
 
 __all__ = ["blame"]
 
@@ -64,14 +66,15 @@ class _Search:
         return best, walked
 
 
-def blame(nodes: Nodes, flags: int, groups: _Groups, limit: int) -> str:
+def blame(pattern: str, nodes: Nodes, flags: int, groups: _Groups, limit: int) -> str:
     """One clause that names the part at fault and the reason, for a pattern over `limit`."""
     search = _Search(groups, limit)
     with contextlib.suppress(OverBudget):
         # A pattern may be over the limit only as a whole, each of its parts alone being cheap.
         search.is_over(nodes, flags)
     part, walked = search.smallest(nodes, flags)
-    return f"{spell(part)!r} {_reason(part, walked)}"
+    text = quote(pattern, part)
+    return f"{'a part of it' if text is None else quoted(text)} {_reason(part, walked)}"
 
 
 def _reason(part: Nodes, walked: Walk | None) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "field_of",
     "load_json",
     "named",
+    "quoted",
     "read_bias",
     "read_bool",
     "read_custom",
@@ -63,6 +64,13 @@ def shown(value: Any) -> str:
     if isinstance(value, ARRAY):
         return "an array"
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def quoted(text: str) -> str:
+    """Text as it was sent, in quotes: backslashes are not doubled, only what does not print is escaped."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"'{text}'"
 
 
 def named(key: Any) -> str:
