@@ -67,6 +67,10 @@ class Batch(msgspec.Struct, frozen=True, eq=False, gc=False):
     def __len__(self) -> int:
         return len(self.rids)
 
+    def __reduce__(self) -> tuple[type[Batch], tuple[Any, ...]]:
+        # The frame stays behind: a view of it can't be pickled, and all that it says is in the columns.
+        return Batch, msgspec.structs.astuple(self)[:-1]
+
     def __iter__(self) -> Iterator[ChunkEvent]:
         n = len(self.rids)
         if n == 1:

@@ -141,7 +141,11 @@ class HeaderBuffer:
         self._texts_at = 0
 
     def is_repeated(self, rids: Any, finish_reasons: Any, prompt_tokens: Any, arity: int) -> bool:
-        """Whether the header in here says this of the requests, in so many columns."""
+        """Whether the header in here says this of the requests, in so many columns.
+
+        What equals the last step's rid or length passes for it, of whatever type: 7.0 for 7, which alone
+        would be refused. The bytes are those of the 7.
+        """
         return (
             self._arity == arity
             and type(rids) is type(prompt_tokens) is type(finish_reasons) is list
@@ -217,7 +221,9 @@ def encode_batch_into(
         if len(column) != n:
             raise EncodeError(f"{name}: {len(column)} entries for {n} requests")
     texts = optional.get("texts") if optional else None
-    arity = _CORE_COLUMNS if not optional else _WITH_TEXTS if texts and len(optional) == 1 else 0
+    arity = _CORE_COLUMNS
+    if optional:
+        arity = _WITH_TEXTS if texts is not None and len(texts) and len(optional) == 1 else 0
     if arity and n >= _FEW and buffer.is_repeated(rids, finish_reasons, prompt_tokens, arity):
         lens, packed = pack_i32("token_ids", token_ids, lambda: range(n))
         if lens.count(1) == n:
@@ -231,7 +237,7 @@ def encode_batch_into(
     lens, packed = pack_i32("token_ids", token_ids, lambda: range(n))
     header["tok_lens"] = lens
     data: list[_Buffer] = [packed]
-    is_plain = arity and n >= _FEW and lens.count(1) == n == finish_reasons.count(None)
+    is_plain = arity and n >= _FEW and lens.count(1) == n == header["finish_reasons"].count(None)
     arity = _CORE_COLUMNS
     if optional:
         data += _encode_optional(optional, header, n)

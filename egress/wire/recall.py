@@ -77,36 +77,34 @@ class Recall:
         Raises:
             MalformedFrame: as there; what was known stays known.
         """
-        batch = None
+        known = None
         if self._skipped < self._pause:
             self._skipped += 1
         elif _FEW <= len(self._rids) <= _MOST:
             self._skipped = 0
             try:
-                batch = self._decode_known(body)
+                known = self._decode_known(body)
             except (MalformedFrame, *UNREADABLE):
                 # Let it be said in the words, and with the rids, that decode_batch finds.
-                batch = None
-        if batch is None:
-            batch = decode_batch(body)
-            self._opening = b""
-            self.kept = ()
-        self._rids, self._prompts = batch.rids, batch.prompts
+                known = None
+        batch, kept, opening = known or (decode_batch(body), (), b"")
+        # Whatever comes between two of these stores, no opening stands beside requests it does not name.
+        self._opening = b""
+        self._rids, self._prompts, self.kept = batch.rids, batch.prompts, kept
+        self._opening = opening
         return batch
 
     def keep(self, stretches: Stretches) -> None:
         """Know only these stretches of the last frame's requests from now on; the others have ended."""
-        self._rids = cut(self._rids, stretches)
-        self._prompts = cut(self._prompts, stretches)
         self._opening = b""
+        self._rids, self._prompts = cut(self._rids, stretches), cut(self._prompts, stretches)
 
-    def _decode_known(self, body: Any) -> Batch | None:
-        """The batch, if its requests are those known, more or less; None otherwise."""
+    def _decode_known(self, body: Any) -> tuple[Batch, Stretches, bytes] | None:
+        """The batch, what it keeps of the requests known, and its opening; None where they are others."""
         if self._opening:
             same = read_repeated(byte_view(body), self._opening, self._rids, self._prompts)
             if same is not None:
-                self.kept = ((0, len(self._rids)),)
-                return same
+                return same, ((0, len(self._rids)),), self._opening
         found = read_raw(body)
         if found is None:
             return None
@@ -136,9 +134,7 @@ class Recall:
         elif prompts_end < len(raw_prompts):
             prompts = prompts + _decode_counts(newcomers + raw_prompts[prompts_end:])
         batch = accept_bulk(view, data_at, header, rids, prompts)
-        self._opening = opening_of(view, data_at, header) if batch.is_usual else b""
-        self.kept = kept
-        return batch
+        return batch, kept, opening_of(view, data_at, header) if batch.is_usual else b""
 
     def _end_of(self, raw: bytes, guess: list[Any]) -> int | None:
         """Where the entries behind `guess` begin in this column; None if it does not begin with those."""

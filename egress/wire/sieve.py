@@ -65,16 +65,15 @@ def sieve(body: Any, n: int, wanted: Any) -> list[int] | None:
     heads = _column(body, at, n, stride)
     if not (heads == heads[0] if stride == length + 2 else heads & 0xFF == heads[0] & 0xFF).all():
         return None
-    try:
-        if set(map(len, wanted)) != {length}:
-            return None
-        joined = "".join(wanted)
-    except TypeError:  # not strings alone
+    # As it is now: another thread may change it. And a class derived from str may equal what looks otherwise.
+    names = list(wanted)
+    if set(map(type, names)) != {str} or set(map(len, names)) != {length}:
         return None
+    joined = "".join(names)
     if not joined.isascii():
         return None
     slots = np.zeros(1 << _BITS, np.bool_)
-    slots[_hashes(joined.encode(), length - _TAIL, len(wanted), length)] = True
+    slots[_hashes(joined.encode(), length - _TAIL, len(names), length)] = True
     found: list[int] = slots[_hashes(body, at + stride - _TAIL, n, stride)].nonzero()[0].tolist()
     return found
 

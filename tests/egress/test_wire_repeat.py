@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,12 @@ from egress.wire.encode import HeaderBuffer, encode_batch_into
 from egress.wire.recall import Recall
 
 WORDS = ["", "a", "你好", " word", "x" * 300]
+
+
+def objects(column: list[Any]) -> Any:
+    array = np.empty(len(column), object)
+    array[:] = column
+    return array
 
 
 class Steps:
@@ -66,6 +73,8 @@ class Steps:
             columns["completion_tokens"] = [2] * n
         elif change == "tuples":
             columns = {name: tuple(column) for name, column in columns.items()}
+        elif change == "arrays":
+            columns = {name: objects(column) for name, column in columns.items()}
         return columns
 
 
@@ -84,6 +93,7 @@ CHANGES = [
     "log-probabilities",
     "counts before trimming",
     "tuples",
+    "arrays",
 ]
 
 
@@ -183,3 +193,65 @@ def test_a_repeated_header_is_not_made_again(monkeypatch: pytest.MonkeyPatch) ->
         batch = recall.decode(body)
         assert isinstance(batch, Batch)
         assert batch.rids == steps.rids
+
+
+def test_columns_may_be_arrays() -> None:
+    columns = Steps(3, 40).columns("arrays")
+    assert encode(HeaderBuffer(), columns) == b"".join(
+        encode_batch(**{k: list(v) for k, v in columns.items()})
+    )
+
+
+class Interrupted(Recall):
+    """Is interrupted before one of its stores."""
+
+    __slots__ = ()
+    left = 10**9
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        Interrupted.left -= 1
+        if not Interrupted.left:
+            raise KeyboardInterrupt
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("texts", ["", "no texts"])
+def test_a_read_that_is_interrupted_leaves_the_next_as_it_is(texts: str) -> None:
+    stores, done = 0, False
+    while not done:
+        stores += 1
+        steps, recall = Steps(4, 40), Interrupted()
+        bodies = [b"".join(encode_batch(**steps.columns(texts))) for _ in range(4)]
+        for body in bodies[:3]:
+            recall.decode(body)
+        steps.columns("somebody comes")
+        other = b"".join(encode_batch(**steps.columns(texts)))
+        Interrupted.left = stores
+        try:
+            recall.decode(other)
+            done = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            Interrupted.left = 10**9
+        for body in (other, other, bodies[3]):
+            assert outcome(recall.decode, body) == outcome(lambda b: decode(Tag.BATCH, b), body)
+    assert stores > 3
+
+
+def test_a_cut_that_is_interrupted_leaves_the_next_as_it_is() -> None:
+    class Once(list[Any]):
+        def __iter__(self) -> Any:
+            if self.pop():
+                raise KeyboardInterrupt
+            self.append(True)
+            return iter([(0, 37)])
+
+    steps, recall = Steps(5, 40), Recall()
+    bodies = [b"".join(encode_batch(**steps.columns("no texts"))) for _ in range(4)]
+    for body in bodies[:3]:
+        recall.decode(body)
+    with pytest.raises(KeyboardInterrupt):
+        recall.keep(Once([False]))
+    for body in (bodies[3][:-12], bodies[3]):  # as long as if it had the data of those 37
+        assert outcome(recall.decode, body) == outcome(lambda b: decode(Tag.BATCH, b), body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +106,34 @@ class Folding(frozenset[str]):
         return isinstance(rid, str) and super().__contains__(rid.lower())
 
 
+class Caseless(str):
+    """Equals every spelling of itself."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.lower() == other.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.lower())
+
+
+class Long(str):
+    """Says that it is longer than it is."""
+
+    def __len__(self) -> int:
+        return 32
+
+
+def test_strings_of_a_derived_class_are_asked() -> None:
+    draw = random.Random(7)
+    rids = [hexes(32)(draw) for _ in range(N)]
+    for wanted in (
+        {Caseless(rid.upper()) for rid in rids[::9]},
+        {Long("short")},
+        {*rids[::9], Long("short")},
+    ):
+        assert selected(body_of(rids), wanted) == expected(rids, wanted)
+
+
 def test_any_container_is_asked() -> None:
     draw = random.Random(3)
     rids = [hexes(32)(draw) for _ in range(N)]
@@ -152,3 +182,18 @@ def test_bytes_that_may_change_are_not_looked_at_again() -> None:
     view = memoryview(body_of(rids))
     batch = batch_of(view)
     assert [event.rid for event in batch.select(wanted)] == rids[::8]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda body: memoryview(b"#" + body)[1:]])
+def test_a_batch_is_pickled_and_copied_without_the_frame(kind: Callable[[bytes], Any]) -> None:
+    draw = random.Random(8)
+    rids = [hexes(32)(draw) for _ in range(N)]
+    wanted = frozenset(rids[::8])
+    batch = batch_of(kind(body_of(rids, texts=["x"] * N)))
+    pickled = pickle.dumps(batch)
+    assert pickled.count(rids[5].encode()) == 1
+    for other in (pickle.loads(pickled), copy.deepcopy(batch), copy.copy(batch)):
+        assert [(event.rid, event.text) for event in other.select(wanted)] == [
+            (rid, "x") for rid in rids[::8]
+        ]
+        assert other.token_ids.tolist() == batch.token_ids.tolist()
