@@ -100,6 +100,9 @@ def _wrong(name: str, wanted: str, value: Any) -> ValidationError:
 def read_int(name: str, value: Any) -> int:
     """An integer of 64 bits."""
     if not isinstance(value, int) or isinstance(value, bool):
+        if isinstance(value, float):
+            # In full: "must be an integer, got 8" would be no help to who sent 8.0.
+            raise ValidationError(f"{name} must be an integer, got {float(value)!r}", field_of(name))
         raise _wrong(name, "an integer", value)
     if not I64_MIN <= value <= I64_MAX:
         raise _wrong(name, "an integer in [-2^63, 2^63 - 1]", value)
@@ -253,6 +256,7 @@ def load_json(data: str | bytes | bytearray | memoryview, what: str) -> Any:
     except UnicodeDecodeError as error:
         raise ValidationError(f"{what} must be UTF-8, got {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise ValidationError(f"{what} must be JSON: {error.msg} at character {error.pos}") from None
+        said = error.msg.removesuffix(" at")
+        raise ValidationError(f"{what} must be JSON: {said} at character {error.pos}") from None
     except RecursionError:
         raise ValidationError(f"{what} must be JSON that is not nested this deeply") from None

@@ -54,6 +54,13 @@ def refused(bench: Bench, path: str, body: Any = None, content: bytes | None = N
             "top_p must be a finite number, got -inf",
         ),
         ("completions", b'{"prompt": "a", "prompt": NaN}', "prompt", "'prompt' is given more than once"),
+        ("completions", b'{"prompt": "a", "seed": 8.0}', "seed", "seed must be an integer, got 8.0"),
+        (
+            "completions",
+            b'{"prompt": "a\n"}',
+            None,
+            "must be JSON: Invalid control character at character 13",
+        ),
         ("completions", b'["prompt"]', None, 'the body must be a JSON object, got ["prompt"]'),
         (
             "chat/completions",
