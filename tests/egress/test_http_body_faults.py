@@ -53,6 +53,12 @@ def refused(bench: Bench, path: str, body: Any = None, content: bytes | None = N
             "top_p",
             "top_p must be a finite number, got -inf",
         ),
+        (
+            "completions",
+            b'{"prompt": "a", "stream_interval": 0}',
+            "stream_interval",
+            "stream_interval must be in [1, 2147483647], got 0",
+        ),
         ("completions", b'{"prompt": "a", "prompt": NaN}', "prompt", "'prompt' is given more than once"),
         ("completions", b'{"prompt": "a", "seed": 8.0}', "seed", "seed must be an integer, got 8.0"),
         (

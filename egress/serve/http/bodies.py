@@ -15,10 +15,22 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import msgspec
 
 from egress.errors import ValidationError
+from egress.request.sampling import SamplingParams
 from egress.serve.config import MAX_RID_BYTES
 from egress.serve.http.faults import cut, shown, unreadable, wrong_type
 
-__all__ = ["Body", "Ids", "check_range", "check_rid", "decode_ids", "new_rid", "read_body", "spread", "words"]
+__all__ = [
+    "Body",
+    "Ids",
+    "check_interval",
+    "check_range",
+    "check_rid",
+    "decode_ids",
+    "new_rid",
+    "read_body",
+    "spread",
+    "words",
+]
 
 _KEY = re.compile(rb'[ \t\r\n]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _COMMA = re.compile(rb"[ \t\r\n]*,")
@@ -146,6 +158,16 @@ def decode_ids(name: str, raw: msgspec.Raw, kind: Any = Ids) -> tuple[list[list[
         return (_BATCH.decode(text), True) if is_batch else ([_IDS.decode(text)], False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise wrong_type(name, kind, text) from None
+
+
+def check_interval(params: SamplingParams) -> None:
+    """Refuse a stream_interval of no tokens.
+
+    Raises:
+        ValidationError: with the range.
+    """
+    if params.stream_interval is not None:
+        check_range("stream_interval", params.stream_interval, 1, 2**31 - 1)
 
 
 def check_range(name: str, value: int | float, low: int, high: int) -> None:

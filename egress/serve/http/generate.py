@@ -15,6 +15,7 @@ from egress.request.values import shown
 from egress.serve.dispatch import Generation
 from egress.serve.http.bodies import (
     Body,
+    check_interval,
     check_range,
     check_rid,
     decode_ids,
@@ -174,6 +175,7 @@ def _sampling(service: Service, raw: msgspec.Raw, count: int, is_batch: bool) ->
         with _telling_which("sampling_params[{}]", place, is_list):
             params.normalize(service.tokenizer is None)
             params.verify(service.vocab_size)
+            check_interval(params)
     # Each prompt's own, for its limit depends on the prompt's length.
     return parsed if is_list else [copy.copy(parsed[0]) for _ in range(count)]
 

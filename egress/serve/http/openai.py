@@ -14,7 +14,7 @@ from egress.errors import ValidationError
 from egress.request.sampling import SamplingParams
 from egress.serve.dispatch import Generation
 from egress.serve.http import sse
-from egress.serve.http.bodies import Body, check_range, check_rid, new_rid, words
+from egress.serve.http.bodies import Body, check_interval, check_range, check_rid, new_rid, words
 from egress.serve.http.delivery import Delivery
 from egress.serve.http.errors import Failure, HttpError, openai
 from egress.serve.http.exchange import Exchange, encode
@@ -226,6 +226,7 @@ def sampling_of(service: Service, body: OpenAIBody, limit: int | None, limit_nam
         params = SamplingParams.parse(wire)
         params.normalize()
         params.verify(service.vocab_size)
+        check_interval(params)
     except ValidationError as error:
         raise _in_clients_words(error, limit_name) from None
     for value in (params.logit_bias or {}).values():
