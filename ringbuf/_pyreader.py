@@ -75,8 +75,9 @@ def make_reader(
     ready = offset  # frames are known to be published up to this offset, at most to the end of this lap
     held = attended = False
     rung = 0
-    small = COPY_LIMIT
-    small_in_runs = min(COPY_LIMIT, PACK_LIMIT)
+    # No frame takes more than half the ring.
+    small = min(COPY_LIMIT, capacity // 2 - FRAME_HEADER)
+    small_in_runs = min(small, PACK_LIMIT)
     # Frames often come with the same word 0 as the one before. -1 is no word.
     last_head = known_head = -1
     known_tag = known_step = 0

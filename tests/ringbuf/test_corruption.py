@@ -52,6 +52,22 @@ def test_a_published_length_that_cannot_be_is_noticed_and_stays_so(
     assert not producer.closed
 
 
+@pytest.mark.parametrize("read", ["one", "many"])
+@pytest.mark.parametrize("length", [49, 60, 80])
+def test_a_frame_of_more_than_half_the_ring_is_noticed(
+    name: str, body: tuple[str, str], length: int, read: str
+) -> None:
+    with ringbuf.create(name, 128) as producer, ringbuf.attach(name) as consumer:
+        producer.write(1, b"x" * 8)
+        assert consumer.read(0).payload == b"x" * 8
+        producer.write(1, b"y" * 16)
+        data = layout.slot_page(ringbuf.inspect(name).slots)
+        poke(name, data + 24, length << layout.LENGTH_BIT | 1)
+        poke(name, layout.PRODUCER_PAGE, 128)
+        with pytest.raises(ringbuf.RingCorrupt, match="at most 64 can be"):
+            consumer.try_read() if read == "one" else consumer.read_many(5)
+
+
 def test_a_stale_frame_of_an_earlier_lap_is_never_delivered(
     producer: ringbuf.Producer, consumer: ringbuf.Consumer
 ) -> None:
