@@ -79,8 +79,8 @@ static inline void prefetch_to_write(const char *at) {
    soon looks again: each such look costs both sides as much as several frames. So who finds next to nothing right
    after it had something hangs back, and looks once more. The more often that pays the longer it does it, up to about
    2 us, which lets a stream run with some dozens of frames between the sides; where it does not pay, as for one who
-   waits for an answer, it is 50 ns once (bench/ring_one_to_one_throughput.py, one call: 1.2x, and no more runs at a
-   quarter of the rate). */
+   waits for an answer, it is 50 ns once (one call per frame of 64 B, 24 runs: 64 -> 53 ns at the median, 289 -> 181 ns
+   in the slowest). */
 typedef struct {
     uint64_t position; /* where it hung back last: there it does so once */
     uint64_t close;    /* bytes that are next to nothing */

@@ -197,3 +197,12 @@ async def serving(bench: Bench) -> AsyncIterator[str]:
         server.should_exit = server.force_exit = True
         await task
         listener.close()
+
+
+def refused(bench: Bench, path: str, body: Any = None, content: bytes | None = None) -> dict[str, Any]:
+    """The error of a request that must be refused with a 400 and reach nobody."""
+    response = bench.post(path, content=content) if content is not None else bench.post(path, body)
+    assert response.status_code == 400, response.text
+    assert bench.asked == []
+    error: dict[str, Any] = response.json()["error"]
+    return error

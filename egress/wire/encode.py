@@ -162,12 +162,13 @@ class HeaderBuffer:
 
         Raises:
             UnicodeEncodeError: a lone surrogate; the header in here is not whole.
+            EncodeError: it is too long.
         """
         if texts is not None:
             arity, self._arity = self._arity, 0
             _encode_into(texts, self.data, self._texts_at)
-            self._arity = arity
             self._set_length()
+            self._arity = arity
 
     def make(self, header: Mapping[str, Sequence[Any]], arity: int) -> None:
         """Make a header of any kind, of `arity` columns.
@@ -194,7 +195,6 @@ class HeaderBuffer:
     def _set_length(self) -> None:
         size = len(self.data) - WIDTH
         if size > U32_MAX:
-            self._arity = 0
             raise EncodeError(f"header: {size} bytes, the limit is {U32_MAX}")
         _header_len.pack_into(self.data, 0, size)
 

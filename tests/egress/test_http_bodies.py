@@ -6,21 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from http_fakes import VOCAB, Bench
+from http_fakes import VOCAB, Bench, refused
 
 from egress.errors import ValidationError
 from egress.serve.http.bodies import Body, read_body
 
 CHAT = [{"role": "user", "content": "p"}]
-
-
-def refused(bench: Bench, path: str, body: Any = None, content: bytes | None = None) -> dict[str, Any]:
-    """The error of a request that must be refused with a 400 and reach nobody."""
-    response = bench.post(path, content=content) if content is not None else bench.post(path, body)
-    assert response.status_code == 400, response.text
-    assert bench.asked == []
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/abort_request"])

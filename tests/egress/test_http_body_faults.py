@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_fakes import VOCAB, Bench
-
-
-def refused(bench: Bench, path: str, body: Any = None, content: bytes | None = None) -> dict[str, Any]:
-    """The error of a request that must be refused with a 400 and reach nobody."""
-    response = bench.post(path, content=content) if content is not None else bench.post(path, body)
-    assert response.status_code == 400, response.text
-    assert bench.asked == []
-    error: dict[str, Any] = response.json()["error"]
-    return error
+from http_fakes import VOCAB, Bench, refused
 
 
 @pytest.mark.parametrize(
