@@ -383,7 +383,7 @@ async def to_the_end(reader: asyncio.StreamReader, seconds: float = 60) -> bytes
         async with asyncio.timeout(seconds):
             while part := await reader.read(1 << 16):
                 raw += part
-    except ConnectionResetError:
+    except (BrokenPipeError, ConnectionResetError):  # which of the two: whether we were sending when it came
         pass
     except TimeoutError:
         raise AssertionError(f"no end within {seconds} s; so far {raw[-100:]!r}") from None
