@@ -13,7 +13,7 @@ Descriptors stay the caller's, who shuts the body before closing one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ringbuf.frame import Frame
@@ -72,3 +72,12 @@ class Reader(NamedTuple):
     position: Callable[[], int]
     shut: Callable[[], None]
     close: Callable[[], None]
+
+    def each(self, consumer: Iterator[Frame], kept: int) -> Iterator[Frame]:
+        """What iter(consumer) is; a body may take what is there by itself.
+
+        Args:
+            consumer: gives its next frame, waiting for it.
+            kept: most payload bytes of a frame that is handed out as it is, and not as a private copy.
+        """
+        return consumer

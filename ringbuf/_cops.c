@@ -3,7 +3,7 @@
 #include "_cops.h"
 
 PyObject *FrameInUse;
-PyTypeObject *Frame_Type, *Writer_Type, *Reader_Type;
+PyTypeObject *Frame_Type, *Writer_Type, *Reader_Type, *Each_Type;
 
 bool ask(PyObject *callback, uint64_t *answer, const char *format, ...) {
     va_list values;
@@ -102,8 +102,9 @@ PyMODINIT_FUNC PyInit__cops(void) {
     Writer_Type = (PyTypeObject *)PyType_FromSpec(&writer_spec);
     Reader_Type = (PyTypeObject *)PyType_FromSpec(&reader_spec);
     Frame_Type = (PyTypeObject *)PyType_FromSpec(&frame_spec);
+    Each_Type = (PyTypeObject *)PyType_FromSpec(&each_spec);
     /* What a frame does in a with statement is written once, in Python. */
-    if (!Writer_Type || !Reader_Type || !Frame_Type || !borrow("ringbuf.frame", "Frame", context))
+    if (!Writer_Type || !Reader_Type || !Frame_Type || !Each_Type || !borrow("ringbuf.frame", "Frame", context))
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module && (PyModule_AddObjectRef(module, "Frame", (PyObject *)Frame_Type) ||

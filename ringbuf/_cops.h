@@ -130,9 +130,9 @@ bool ask(PyObject *callback, uint64_t *answer, const char *format, ...);
 bool check_pages(uint64_t capacity, uint64_t position, const Py_buffer *data, const Py_buffer *page,
                  const Py_buffer *other);
 
-extern PyTypeObject *Writer_Type, *Reader_Type, *Frame_Type;
+extern PyTypeObject *Writer_Type, *Reader_Type, *Frame_Type, *Each_Type;
 extern PyObject *FrameInUse;
-extern PyType_Spec writer_spec, reader_spec, frame_spec;
+extern PyType_Spec writer_spec, reader_spec, frame_spec, each_spec;
 
 /* -------------------------------------------------------------------------------------------- the writer */
 
@@ -232,8 +232,12 @@ static inline Frame *frame_new(size_t copied) {
     return f;
 }
 
-/* Take the next frame of what is published, and move the cursor on; FULL when there is none. */
-outcome reader_next(Reader *r, PyObject **taken);
+/* How to look at a ring in which nothing is left: as one to whom that is no news; as one who asks again at once; or
+   as one who wants to know all about it, for which `idle` is asked. */
+typedef enum { MORE, SOON, ALL } look;
+
+/* Take the next frame and move the cursor on; FULL when there is none. */
+outcome reader_next(Reader *r, look how, PyObject **taken);
 
 /* A lease ends: take it from the list, move the cursor, tell who waits for that; false with an error set. */
 bool reader_drop(Reader *r, Frame *f);
@@ -251,6 +255,9 @@ bool ring_bell(int fd);
 bool ring_parked(uint64_t wake, word *own, const int *bells);
 
 PyObject *reader_doze(PyObject *self, PyObject *args);
+
+/* each(consumer, kept) -> an iterator over the reader's frames; see Reader.each in _body.py. */
+PyObject *reader_each(PyObject *self, PyObject *args);
 
 /* ----------------------------------------------------------------------------------------- the factories */
 

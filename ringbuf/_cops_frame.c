@@ -1,4 +1,5 @@
-/* Frames of the C body: copies, and leases that export the ring itself; see _cops.h and Frame in frame.py. */
+/* Frames of the C body: copies, and leases that export the ring itself; see _cops.h and Frame in frame.py. And the
+   iterator that hands them out one by one. */
 
 #include "_cops.h"
 
@@ -128,3 +129,63 @@ static PyType_Slot frame_slots[] = {
     SLOT(Py_bf_releasebuffer, frame_releasebuffer), {0, NULL}};
 
 PyType_Spec frame_spec = {"ringbuf._cops.Frame", sizeof(Frame), 0, OURS, frame_slots};
+
+/* ------------------------------------------------------------------------------------------------ iterating */
+
+typedef struct {
+    PyObject_HEAD
+    Reader *reader;
+    PyObject *consumer; /* waits, and knows the end */
+    Py_ssize_t kept;    /* most payload bytes of a frame that is handed out as it is */
+} Each;
+
+PyObject *reader_each(PyObject *self, PyObject *args) {
+    PyObject *consumer;
+    Py_ssize_t kept;
+    if (!PyArg_ParseTuple(args, "On", &consumer, &kept))
+        return NULL;
+    if (!PyIter_Check(consumer))
+        return PyErr_Format(PyExc_TypeError, "%R is no iterator", consumer);
+    Each *e = PyObject_GC_New(Each, Each_Type);
+    if (!e)
+        return NULL;
+    e->reader = (Reader *)Py_NewRef(self);
+    e->consumer = Py_NewRef(consumer);
+    e->kept = kept;
+    PyObject_GC_Track(e);
+    return (PyObject *)e;
+}
+
+static PyObject *each_next(PyObject *self) {
+    Each *e = (Each *)self;
+    PyObject *frame = NULL;
+    outcome result = reader_next(e->reader, SOON, &frame);
+    if (result == FULL)
+        return Py_TYPE(e->consumer)->tp_iternext(e->consumer);
+    if (result == FAILED || ((Frame *)frame)->nbytes <= e->kept)
+        return frame;
+    PyObject *copy = frame_private(NULL, frame);
+    Py_DECREF(frame);
+    return copy;
+}
+
+static int each_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((Each *)self)->reader);
+    Py_VISIT(((Each *)self)->consumer);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static void each_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Py_DECREF(((Each *)self)->reader);
+    Py_DECREF(((Each *)self)->consumer);
+    PyObject_GC_Del(self);
+    Py_DECREF(Each_Type);
+}
+
+static PyType_Slot each_slots[] = {
+    SLOT(Py_tp_iter, PyObject_SelfIter), SLOT(Py_tp_iternext, each_next), SLOT(Py_tp_traverse, each_traverse),
+    SLOT(Py_tp_dealloc, each_dealloc), {0, NULL}};
+
+PyType_Spec each_spec = {"ringbuf._cops.Each", sizeof(Each), 0, OURS | Py_TPFLAGS_HAVE_GC, each_slots};

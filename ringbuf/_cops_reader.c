@@ -95,16 +95,22 @@ static outcome reader_refresh(Reader *r) {
     return ahead ? DONE : FULL;
 }
 
+/* The same; and who finds next to nothing looks once more, a moment later. */
+static outcome reader_refresh_late(Reader *r) {
+    outcome result = reader_refresh(r);
+    if (result != FAILED && too_close(&r->pace, r->position, r->ready - r->position)) {
+        uint64_t before = r->ready;
+        hang_back(&r->pace, r->position);
+        result = reader_refresh(r);
+        judge(&r->pace, r->ready != before);
+    }
+    return result;
+}
+
 /* The same, and if there is nothing, ask what to do about it. */
 static outcome reader_look(Reader *r) {
     if (!r->shut) {
-        outcome result = reader_refresh(r);
-        if (result != FAILED && too_close(&r->pace, r->position, r->ready - r->position)) {
-            uint64_t before = r->ready;
-            hang_back(&r->pace, r->position);
-            result = reader_refresh(r);
-            judge(&r->pace, r->ready != before);
-        }
+        outcome result = reader_refresh_late(r);
         if (result != FULL)
             return result;
         if (!r->attended && load(r->peer + P_STATE) == STATE_LIVE && !load(r->peer + P_ENDED))
@@ -160,12 +166,12 @@ static outcome reader_peek(Reader *r, head *next) {
     return FULL;
 }
 
-/* Take the next frame; the cursor stays. `others` were taken just before, so an empty ring is no news. */
-static outcome reader_take(Reader *r, bool others, PyObject **taken) {
+/* Take the next frame; the cursor stays. */
+static inline outcome reader_take(Reader *r, look how, PyObject **taken) {
     head next;
     outcome result;
     while ((result = r->shut ? FULL : reader_peek(r, &next)) == FULL) {
-        result = others && !r->shut ? reader_refresh(r) : reader_look(r);
+        result = how == ALL || r->shut ? reader_look(r) : how == SOON ? reader_refresh_late(r) : reader_refresh(r);
         if (result != DONE)
             return result;
     }
@@ -193,27 +199,26 @@ static outcome reader_take(Reader *r, bool others, PyObject **taken) {
     return DONE;
 }
 
-outcome reader_next(Reader *r, PyObject **taken) {
-    outcome result = reader_take(r, true, taken);
-    if (result == DONE && !reader_release(r)) {
-        Py_CLEAR(*taken);
+/* Take it and move the cursor on. */
+static inline outcome reader_get(Reader *r, look how, PyObject **taken) {
+    outcome result = reader_take(r, how, taken);
+    if (result != FAILED && !reader_release(r)) {
+        if (result == DONE)
+            Py_CLEAR(*taken);
         return FAILED;
     }
     return result;
 }
 
+outcome reader_next(Reader *r, look how, PyObject **taken) { return r->shut ? FULL : reader_get(r, how, taken); }
+
 /* METH_FASTCALL, although it takes nothing: the interpreter specializes such calls, and not METH_NOARGS. */
 static PyObject *try_read(PyObject *self, PyObject *const *Py_UNUSED(args), Py_ssize_t given) {
-    Reader *r = (Reader *)self;
     if (given)
         return PyErr_Format(PyExc_TypeError, "try_read() takes no arguments (%zd given)", given);
     PyObject *frame = NULL;
-    outcome result = reader_take(r, false, &frame);
-    if (result != FAILED && !reader_release(r))
-        Py_CLEAR(frame);
-    else if (result == FULL)
-        return Py_NewRef(Py_None);
-    return frame;
+    outcome result = reader_get((Reader *)self, ALL, &frame);
+    return result == FULL ? Py_NewRef(Py_None) : frame;
 }
 
 /* Hand `count` frames over to the list, which is made for the first of them; false with an error set. */
@@ -241,7 +246,7 @@ static PyObject *read_many(PyObject *self, PyObject *max_frames) {
     do {
         Py_ssize_t here = 0;
         for (; here < AT_ONCE && count < most; here++, count++)
-            if ((result = reader_take(r, count > 0, taken + here)) != DONE)
+            if ((result = reader_take(r, count ? MORE : ALL, taken + here)) != DONE)
                 break;
         if (result == FAILED && !count)
             return NULL;
@@ -364,6 +369,7 @@ static void reader_dealloc(PyObject *self) {
 static PyMethodDef reader_methods[] = {
     {"try_read", FUNCTION(try_read), METH_FASTCALL, "try_read() -> Frame | None; see Consumer.try_read."},
     {"read_many", read_many, METH_O, NULL},
+    {"each", reader_each, METH_VARARGS, NULL},
     {"refresh", refresh, METH_NOARGS, NULL},
     {"attend", attend, METH_NOARGS, NULL},
     {"doze", reader_doze, METH_VARARGS, "Sleep until something may be there; see wait.py."},

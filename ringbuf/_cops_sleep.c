@@ -119,7 +119,7 @@ PyObject *reader_doze(PyObject *self, PyObject *args) {
     PyBuffer_Release(&page);
     if (ended == RUNG && takes) {
         PyObject *frame = NULL;
-        outcome result = reader_next(r, &frame);
+        outcome result = reader_next(r, MORE, &frame);
         if (result != FULL)
             return frame;
     }

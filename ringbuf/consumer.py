@@ -1,15 +1,15 @@
 """The consumer: reads frames at its own position, waits for more, tells an event loop when there are some.
 
-`Consumer.try_read` is the body's own function, without a wrapper. What the body calls back, the watch
-and the seat, never refers to the Consumer: so a handle that is dropped is closed at once,
-and the seat lives on as long as a view of a frame does.
+`Consumer.try_read` and the iterator are the body's own, with no wrapper. What the body calls back, the watch
+and the seat, never refers to the Consumer: so a handle that is dropped is closed at once, and the seat lives
+on as long as a view of a frame does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ringbuf import _ops
 from ringbuf._hooks import is_watched
@@ -48,6 +48,7 @@ class Consumer(Handle):
     """
 
     __slots__ = {
+        "_each": None,
         "_finalizer": None,
         "_kept": None,
         "_read_many": None,
@@ -100,6 +101,7 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         self._turn = 0
         self._kept = seat.tenure.segment.geometry.capacity // _KEPT_PART - FRAME_HEADER
         self._read_many = reader.read_many
+        self._each = reader.each
         self.try_read = reader.try_read
         self._finalizer = weakref.finalize(self, _leave, seat, watch, reader.close)
 
@@ -179,8 +181,8 @@ Cost: a copy of a small payload, a lease of a large one; no system call unless t
         """Stop reading; the slot comes free when no view of a frame is left. Closing again does nothing."""
         self._finalizer()
 
-    def __iter__(self) -> Consumer:
-        return self
+    def __iter__(self) -> Iterator[Frame]:
+        return self._each(self, self._kept)
 
     def __next__(self) -> Frame:
         try:
