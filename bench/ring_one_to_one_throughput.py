@@ -22,6 +22,7 @@ CASES = {  # name -> (size, mode, frames per round)
 }
 TRANSPORTS = {
     "ringbuf c": ("bench.ours", {"RINGBUF_IMPL": "c"}, 1.0),
+    "ringbuf c, polled": ("bench.ours_polled", {"RINGBUF_IMPL": "c"}, 1.0),
     "ringbuf python": ("bench.ours", {"RINGBUF_IMPL": "python"}, 0.3),
     "bare python": ("bench.rivals.bare_ring", {}, 0.3),
     "subetha": ("bench.rivals.subetha_ring", {}, 0.5),
@@ -37,7 +38,7 @@ TRANSPORTS = {
 
 
 # The limit and the floor are measured beside the rivals, and are none.
-NOT_RIVALS = frozenset({"ringbuf c", "ringbuf python", "bare python", "plain C"})
+NOT_RIVALS = frozenset({"ringbuf c", "ringbuf c, polled", "ringbuf python", "bare python", "plain C"})
 
 
 def chosen_transports(only: str = "") -> dict[str, tuple[str, dict[str, str], float]]:
