@@ -57,7 +57,8 @@ class Consumer(Handle):
         "_watch": None,
         "try_read": """The next frame, or None when there is none: try_read() -> Frame | None.
 
-Never waits, and says nothing about a producer that died.
+Never waits, and says nothing about a producer that died. It does not keep the handle open: hold on to the
+consumer as long as you use it.
 
 Raises:
     RingClosed: everything was read, and the ring or this handle is closed.

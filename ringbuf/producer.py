@@ -41,7 +41,8 @@ class Producer(Handle):
 
 try_write(tag, payload, align_at=0) -> bool
 
-Never waits. The bytes are taken when it returns; the caller may change its buffers afterwards.
+Never waits. The bytes are taken when it returns; the caller may change its buffers afterwards. It does not
+keep the handle open: hold on to the producer as long as you use it.
 
 Args:
     tag: 1..255.
