@@ -243,6 +243,8 @@ class Sleeper:
         if self._is_rung:
             # Put off until now: who was woken has better things to do.
             self.drain()
+        # What runs behind a sleep runs cold and makes somebody wait: so it compares nothing it need not.
+        self._is_rung = True
         ended = doze(
             self._flags,
             self._index,
@@ -253,7 +255,8 @@ class Sleeper:
             math.ceil(min(seconds, RECHECK_FIRST_S) * 1000),
             takes,
         )
-        self._is_rung = ended not in (TIME, LOOK)
+        if ended is TIME or ended is LOOK:
+            self._is_rung = False
         return ended
 
     def disarm(self) -> None:
