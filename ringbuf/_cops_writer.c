@@ -102,10 +102,9 @@ let_go:
     return result;
 }
 
-static PyObject *try_write(PyObject *self, PyObject *const *args, Py_ssize_t given, PyObject *names) {
+/* Sort arguments of try_write that are not just two, into tag, payload and align_at; false with an error set. */
+static bool arguments(PyObject **values, PyObject *const *args, Py_ssize_t given, PyObject *names) {
     static const char *const parameters[] = {"tag", "payload", "align_at"};
-    Writer *w = (Writer *)self;
-    PyObject *values[3] = {NULL, NULL, NULL};
     for (Py_ssize_t i = 0; i < given && i < 3; i++)
         values[i] = args[i];
     for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
@@ -113,26 +112,49 @@ static PyObject *try_write(PyObject *self, PyObject *const *args, Py_ssize_t giv
         int place = 0;
         while (place < 3 && PyUnicode_CompareWithASCIIString(name, parameters[place]))
             place++;
-        if (place == 3 || values[place])
-            return PyErr_Format(PyExc_TypeError, "try_write() got an unexpected argument %R", name);
+        if (place == 3 || values[place]) {
+            PyErr_Format(PyExc_TypeError, "try_write() got an unexpected argument %R", name);
+            return false;
+        }
         values[place] = args[given + i];
     }
-    if (given > 3 || !values[0] || !values[1])
-        return PyErr_Format(PyExc_TypeError, "try_write() takes tag, payload and optionally align_at");
-    outcome result = SLOW;
-    if (!values[2])
-        result = writer_add(w, values[0], values[1], 0);
-    else if (PyLong_Check(values[2]))
-        result = writer_add(
-            w, values[0], values[1], -PyLong_AsUnsignedLongLongMask(values[2]) & (WORD - 1));
-    if (result == SLOW) {
-        if (!values[2])
-            return PyObject_CallFunction(w->slow, "OOi", values[0], values[1], 0);
-        return PyObject_CallFunctionObjArgs(w->slow, values[0], values[1], values[2], NULL);
-    }
-    if (result == FAILED || (result == DONE && !writer_publish(w)))
+    if (given <= 3 && values[0] && values[1])
+        return true;
+    PyErr_SetString(PyExc_TypeError, "try_write() takes tag, payload and optionally align_at");
+    return false;
+}
+
+/* What try_write answers to anything but SLOW. */
+static inline PyObject *answer(Writer *w, outcome result) {
+    if (result == DONE)
+        return writer_publish(w) ? Py_NewRef(Py_True) : NULL;
+    return result == FULL ? Py_NewRef(Py_False) : NULL;
+}
+
+/* try_write of anything but two arguments; not inlined, so as not to make that one slower. */
+__attribute__((noinline)) static PyObject *try_write_named(
+    Writer *w, PyObject *const *args, Py_ssize_t given, PyObject *names) {
+    PyObject *values[3] = {NULL, NULL, NULL};
+    if (!arguments(values, args, given, names))
         return NULL;
-    return PyBool_FromLong(result == DONE);
+    outcome result = SLOW;
+    if (!values[2] || PyLong_Check(values[2])) {
+        uint64_t align_at = values[2] ? PyLong_AsUnsignedLongLongMask(values[2]) : 0;
+        result = writer_add(w, values[0], values[1], -align_at & (WORD - 1));
+    }
+    if (result != SLOW)
+        return answer(w, result);
+    if (!values[2])
+        return PyObject_CallFunction(w->slow, "OOi", values[0], values[1], 0);
+    return PyObject_CallFunctionObjArgs(w->slow, values[0], values[1], values[2], NULL);
+}
+
+static PyObject *try_write(PyObject *self, PyObject *const *args, Py_ssize_t given, PyObject *names) {
+    Writer *w = (Writer *)self;
+    if (given != 2 || names)
+        return try_write_named(w, args, given, names);
+    outcome result = writer_add(w, args[0], args[1], 0);
+    return result != SLOW ? answer(w, result) : PyObject_CallFunction(w->slow, "OOi", args[0], args[1], 0);
 }
 
 static PyObject *put(PyObject *self, PyObject *args) {
