@@ -32,6 +32,7 @@ __all__ = [
     "new_packer",
     "pack_run",
     "packers",
+    "plain_stores",
     "unpack_run",
     "unpacker",
 ]
@@ -48,7 +49,7 @@ _TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
 
 # (data, offset, word 0, seq, payload)
 Pack: TypeAlias = Callable[[mmap, int, int, int, bytes], object]
-# (data, offset) -> (seq, payload)
+# (data, offset) -> (word 0, seq, payload)
 Unpack: TypeAlias = Callable[[mmap, int], tuple[Any, ...]]
 
 
@@ -69,16 +70,21 @@ def new_packer(nbytes: int) -> Pack:
 
 
 def unpacker(nbytes: int) -> Unpack:
-    """What loads the seq and the payload of a frame with `nbytes` of payload, PACK_LIMIT at most."""
+    """What loads a frame with `nbytes` of payload, PACK_LIMIT at most; word 0 tells whether it was one."""
     unpack = _unpackers[nbytes]
     if unpack is None:
-        unpack = _unpackers[nbytes] = Struct(f"=8xQ{nbytes}s").unpack_from
+        unpack = _unpackers[nbytes] = Struct(f"=QQ{nbytes}s").unpack_from
     return unpack
 
 
 def packers(words: memoryview) -> _BySize:
     """What stores a frame, by payload bytes."""
     return _packers if isinstance(words, memoryview) else _Stores(words)
+
+
+def plain_stores(words: memoryview) -> Pack:
+    """What stores a frame of any size, word by word."""
+    return _Stores(words)._pack
 
 
 class _Stores:

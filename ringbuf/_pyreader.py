@@ -37,6 +37,8 @@ _ROUND_UP = FRAME_HEADER + WORD - 1
 _WHOLE = -WORD
 _TAG_AND_SHIFT = SHIFT_MASK << SHIFT_BIT | TAG_MASK
 _SHUT = -1
+# More than any ring has.
+_NEVER = 1 << 62
 
 
 def make_reader(
@@ -80,43 +82,31 @@ def make_reader(
     small_in_runs = min(small, PACK_LIMIT)
     # Frames often come with the same word 0 as the one before. -1 is no word.
     last_head = known_head = -1
-    known_tag = known_step = 0
+    known_tag, known_step = 0, _NEVER
     known_unpack = unpacker(0)
     # While accesses are recorded, every word is loaded by itself.
     in_runs = isinstance(words, memoryview)
 
     def try_read() -> Frame | None:
-        nonlocal offset, seq, rung, last_head
-        if offset >= ready and not look():
-            return None
-        # SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS.
-        head = words[offset >> 3]
-        if head == known_head:
-            end = offset + known_step
+        nonlocal offset, seq, rung
+        end = offset + known_step
+        if end > ready:
+            if offset >= ready:
+                if not look():
+                    return None
+                end = offset + known_step
             if end > ready:
-                return other_frame(head)
-            tag = known_tag
-            found, payload = known_unpack(data, offset)
-        else:
-            tag = head & _TAG_AND_SHIFT
-            nbytes = head >> LENGTH_BIT
-            end = offset + (nbytes + _ROUND_UP & _WHOLE)
-            if not 1 < nbytes <= small or end > ready or not 0 < tag <= TAG_MASK:
-                return other_frame(head)
-            found = words[(offset >> 3) + 1]
-            at = offset + FRAME_HEADER
-            payload = data[at : at + nbytes]
-            if head == last_head:
-                know(head)
-            last_head = head
-        if found != seq:
-            return other_frame(head)
+                return any_frame()
+        # SYNC: P_POS was loaded in `refresh`, before these bytes; pairs with the producer's store of P_POS.
+        head, found, payload = known_unpack(data, offset)
+        if head != known_head or found != seq:
+            return any_frame()
         frame = Frame()
-        frame.tag = tag
-        frame.seq = seq
+        frame.tag = known_tag
+        frame.seq = found
         frame._data = payload
         offset = end
-        seq += 1
+        seq = found + 1
         if not held:
             # SYNC: store C_CURSOR after the frame's bytes were loaded; pairs with the load in Room.grant.
             own[C_CURSOR] = base + end
@@ -126,6 +116,33 @@ def make_reader(
             waiting = peer[P_WAITING]
             if waiting != rung:
                 rung = wake_up(waiting)
+        return frame
+
+    def any_frame() -> Frame | None:
+        """The next frame, when it is not known to be like the one before; something is published."""
+        nonlocal offset, seq, last_head, known_head, known_step
+        # SYNC: as in try_read.
+        head = words[offset >> 3]
+        if head != known_head:
+            known_head, known_step = -1, _NEVER
+        tag = head & _TAG_AND_SHIFT
+        nbytes = head >> LENGTH_BIT
+        end = offset + (nbytes + _ROUND_UP & _WHOLE)
+        if not 1 < nbytes <= small or end > ready or not 0 < tag <= TAG_MASK:
+            return other_frame(head)
+        if words[(offset >> 3) + 1] != seq:
+            return other_frame(head)
+        if head == last_head:
+            know(head)
+        last_head = head
+        at = offset + FRAME_HEADER
+        frame = Frame()
+        frame.tag = tag
+        frame.seq = seq
+        frame._data = data[at : at + nbytes]
+        offset = end
+        seq += 1
+        release()
         return frame
 
     def know(head: int) -> None:

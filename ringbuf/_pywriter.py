@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from mmap import mmap
 
 from ringbuf._body import Writer
-from ringbuf._pyframes import PACK_LIMIT, SHORTEST_RUN, new_packer, pack_run, packers
+from ringbuf._pyframes import PACK_LIMIT, SHORTEST_RUN, new_packer, pack_run, packers, plain_stores
 from ringbuf.layout import (
     FRAME_HEADER,
     LENGTH_BIT,
@@ -71,35 +71,43 @@ def make_writer(
     rung = -1 if many else 0
     packs = packers(words)
     in_runs = isinstance(words, memoryview)
+    store_plainly = plain_stores(words)
+    # Frames often have the tag and the size of the one before. Tags are compared by identity: 1.0 is none.
+    last_tag, last_nbytes, last_head, last_step = 0, -1, 0, 0
+    store_last = store_plainly
 
     def try_write(tag: int, payload: object, align_at: int = 0) -> bool:
         nonlocal offset, seq
-        if payload.__class__ is bytes and not align_at:
-            nbytes = len(payload)
-            end = offset + (nbytes + _ROUND_UP & _WHOLE)
-            if end <= edge and 0 < tag <= TAG_MASK:
-                if nbytes <= PACK_LIMIT:
-                    pack = packs[nbytes] or new_packer(nbytes)
-                    pack(data, offset, nbytes << LENGTH_BIT | tag, seq, payload)
-                else:
-                    at = offset >> 3
-                    words[at] = nbytes << LENGTH_BIT | tag
-                    words[at + 1] = seq
-                    at = offset + FRAME_HEADER
-                    data[at : at + nbytes] = payload
-                offset = end
-                seq += 1
-                own[P_FRAMES] = seq
-                # SYNC: store P_POS after the frame's bytes; pairs with the consumer's load of P_POS before
-                # them.
-                own[P_POS] = base + end
-                if fence is not None:
-                    fence()
-                # SYNC: store P_POS, barrier, load the wake word; pairs with Sleeper.arm.
-                if wake[0] != rung:
-                    look_for_sleepers()
-                return True
-        return slow(tag, payload, align_at)
+        if payload.__class__ is not bytes or align_at:
+            return slow(tag, payload, align_at)
+        if (tag is not last_tag or len(payload) != last_nbytes) and not know(tag, len(payload)):
+            return slow(tag, payload, align_at)
+        end = offset + last_step
+        if end > edge:
+            return slow(tag, payload, align_at)
+        store_last(data, offset, last_head, seq, payload)
+        offset = end
+        seq += 1
+        own[P_FRAMES] = seq
+        # SYNC: store P_POS after the frame's bytes; pairs with the consumer's load of P_POS before them.
+        own[P_POS] = base + end
+        if fence is not None:
+            fence()
+        # SYNC: store P_POS, barrier, load the wake word; pairs with Sleeper.arm.
+        if wake[0] != rung:
+            look_for_sleepers()
+        return True
+
+    def know(tag: int, nbytes: int) -> bool:
+        """Get ready for frames of this tag and size; False where that is no tag."""
+        nonlocal last_tag, last_nbytes, last_head, last_step, store_last
+        if not isinstance(tag, int) or not 0 < tag <= TAG_MASK:
+            return False
+        last_tag, last_nbytes = tag, nbytes
+        last_head = nbytes << LENGTH_BIT | tag
+        last_step = nbytes + _ROUND_UP & _WHOLE
+        store_last = packs[nbytes] or new_packer(nbytes) if nbytes <= PACK_LIMIT else store_plainly
+        return True
 
     def look_for_sleepers() -> None:
         nonlocal rung

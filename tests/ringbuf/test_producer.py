@@ -395,3 +395,32 @@ def test_counters_tell_what_happened(producer: ringbuf.Producer, consumer: ringb
     info = ringbuf.inspect(producer.name)
     assert info.full_s >= 20 * MS
     assert (info.frames, info.consumers[0].lag_frames) == (count + 1, 1)
+
+
+def test_a_tag_that_only_equals_the_last_one_is_none(
+    producer: ringbuf.Producer, consumer: ringbuf.Consumer
+) -> None:
+    for tag in (1, 255):
+        assert producer.try_write(tag, b"same size")
+        for other in (float(tag), str(tag)):
+            with pytest.raises(TypeError, match="tag"):
+                producer.try_write(other, b"same size")  # type: ignore[arg-type]
+    for number in (0, 256, -1):
+        with pytest.raises(ValueError, match=str(number)):
+            producer.try_write(number, b"same size")
+    assert producer.try_write(255, b"same size")
+    assert [frame.tag for frame in consumer.read_many()] == [1, 255, 255]
+
+
+def test_frames_like_the_last_and_almost_like_it(
+    producer: ringbuf.Producer, consumer: ringbuf.Consumer
+) -> None:
+    # All take the same room; runs of equal ones, then another tag, size or alignment.
+    kinds = [(1, 64, 0), (1, 64, 0), (1, 64, 0), (2, 64, 0), (2, 64, 0), (2, 63, 0), (1, 60, 4), (1, 60, 4)]
+    for number in range(400):
+        tag, size, align_at = kinds[number * 7 // 3 % len(kinds)]
+        payload = bytes([number % 256]) * size
+        assert producer.try_write(tag, payload, align_at)
+        frame = consumer.try_read()
+        assert frame is not None
+        assert (frame.tag, frame.seq, bytes(frame.payload)) == (tag, number, payload)
