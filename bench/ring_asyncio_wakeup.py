@@ -196,7 +196,7 @@ def main() -> None:
             receive(transport, loop, name, int(count), int(fd))
         return
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     count = 20 if args.smoke else 200

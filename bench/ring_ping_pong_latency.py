@@ -67,7 +67,7 @@ def measure(name: str, kind: str, gap_s: float, count: int, impl: str | None) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--only", default="")
     args = parser.parse_args()
