@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ringbuf import _pyops
+from ringbuf.errors import RingError
 
 if TYPE_CHECKING:
     from ringbuf._cops import COPY_LIMIT, Frame, fence, make_reader, make_writer, private
 
-__all__ = ["COPY_LIMIT", "Frame", "fence", "impl", "make_reader", "make_writer", "private"]
+__all__ = ["COPY_LIMIT", "Frame", "check_gil", "fence", "impl", "make_reader", "make_writer", "private"]
 
 
 def _choose(asked: str) -> tuple[str, ModuleType]:
@@ -40,6 +42,22 @@ def _choose(asked: str) -> tuple[str, ModuleType]:
             return "python", _pyops
         reasons.append(reason)
     raise ImportError(f"no body of the ring can run here, RINGBUF_IMPL={asked!r}: " + "; ".join(reasons))
+
+
+def check_gil(name: str) -> None:
+    """Refuse to open a ring in an interpreter that runs without its lock.
+
+    Neither body has locks of its own, and a free-threaded interpreter takes its lock back when it imports the
+    C body or posix_ipc, which do not say that they can do without. PYTHON_GIL=0 overrules them.
+
+    Raises:
+        RingError: it does.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise RingError(
+            f"ring {name!r} needs the interpreter's lock (GIL), or an object that two threads use would be "
+            "corrupted: unset PYTHON_GIL, and leave out -X gil=0"
+        )
 
 
 impl, _body = _choose(os.environ.get("RINGBUF_IMPL", ""))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ringbuf import layout
 from ringbuf._hooks import step
-from ringbuf._ops import fence
+from ringbuf._ops import check_gil, fence
 from ringbuf.consumer import Consumer
 from ringbuf.doorbell import PRODUCER, OwnBell
 from ringbuf.errors import ProducerAlive, RingClosed, RingCorrupt, RingNotFound
@@ -71,6 +71,7 @@ def create(
         ValueError, TypeError: an argument is out of range.
     """
     check_name(name)
+    check_gil(name)
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777:
         raise ValueError(f"mode must be permission bits from 0 to 0o777, not {mode!r}")
     segment, fd, anchor = create_segment(
@@ -123,6 +124,7 @@ def attach(
         RingVersion, RingCorrupt: it is no ring this package can read.
     """
     check_name(name)
+    check_gil(name)
     if start not in ("oldest", "latest"):
         raise ValueError(f"start must be 'oldest' or 'latest', not {start!r}")
     started = time.monotonic()
@@ -157,6 +159,7 @@ def resume(name: str, *, timeout: float = 0.0, owner: int | None = None) -> Prod
         RingNotFound, RingForbidden, RingVersion, RingCorrupt: as for attach.
     """
     check_name(name)
+    check_gil(name)
     segment, fd = open_segment(name, timeout, owner)
     try:
         return _produce(segment, fd, *_succeed(segment, fd))
